@@ -1,0 +1,2 @@
+//! The `tallow` binary.
+fn main() {}

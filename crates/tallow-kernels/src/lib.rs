@@ -1,0 +1,16 @@
+//! CPU kernels for training, on plain slices.
+//!
+//! Every kernel reads dense row-major slices of any [`Element`] (`f32`, `f64`, `bf16`, `f16`),
+//! computes in the wider [`Element::Acc`], and rounds once when it stores. Statistics (means,
+//! variances, parameter gradients of norms, losses) accumulate in `f64`. Work is cut by shape and
+//! never by thread count, so results are the same bit for bit on any number of threads.
+//!
+//! *Memory:* outputs belong to the caller; scratch is bounded and named by `*_scratch_bytes`.
+//! *Needs:* no candle. A length that does not match its shape is a programming error and panics;
+//! shapes that a user can get wrong are checked by their constructors, which return [`Error`].
+#![deny(missing_docs)]
+
+mod element;
+mod par;
+
+pub use element::{Element, Real};
