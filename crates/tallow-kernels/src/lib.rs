@@ -10,7 +10,21 @@
 //! shapes that a user can get wrong are checked by their constructors, which return [`Error`].
 #![deny(missing_docs)]
 
+pub mod activation;
+pub mod batch_norm;
+pub mod cast;
+pub mod conv;
+pub mod dropout;
 mod element;
+pub mod embedding;
+mod error;
+pub mod gemm;
+pub mod norm;
 mod par;
+pub mod pool;
+pub mod reduce;
+pub mod rotary;
+pub mod softmax;
 
 pub use element::{Element, Real};
+pub use error::Error;

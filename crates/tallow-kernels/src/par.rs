@@ -68,18 +68,26 @@ impl<T> Disjoint<T> {
         Self { ptr: slice.as_mut_ptr(), n_elems: slice.len() }
     }
 
+    /// A pointer to `start`, good for the whole slice.
+    /// # Panics
+    /// If `start + n_elems` lies beyond the slice.
+    pub(crate) fn ptr(&self, start: usize, n_elems: usize) -> *mut T {
+        assert!(
+            start.checked_add(n_elems).is_some_and(|end| end <= self.n_elems),
+            "Disjoint: {start} + {n_elems} is beyond {}",
+            self.n_elems
+        );
+        self.ptr.wrapping_add(start)
+    }
+
     /// # Safety
     /// The slice given to `new` is still borrowed, and no other range alive overlaps this one.
     /// # Panics
     /// If the range ends beyond the slice.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, start: usize, n_elems: usize) -> &mut [T] {
-        assert!(
-            start.checked_add(n_elems).is_some_and(|end| end <= self.n_elems),
-            "Disjoint: {start} + {n_elems} is beyond {}",
-            self.n_elems
-        );
-        // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n_elems) }
+        let first = self.ptr(start, n_elems);
+        // SAFETY: in bounds by `ptr`'s check; unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(first, n_elems) }
     }
 }

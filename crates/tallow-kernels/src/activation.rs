@@ -1,0 +1,157 @@
+//! Activations and their derivatives, elementwise.
+//!
+//! All slices of a call have one length and a shape of no interest. Nothing is kept but what the
+//! backward pass names: the input for GELU and SiLU, the output for ReLU. No scratch. Every
+//! function panics when lengths differ.
+
+use crate::{Element, Real, par};
+use num_traits::Float;
+
+/// GELU by its tanh approximation (Hendrycks and Gimpel 2016):
+/// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+/// # Panics
+/// If the lengths differ.
+pub fn gelu_tanh<T: Element>(out: &mut [T], x: &[T]) {
+    map(out, x, |x| {
+        let half = T::Acc::of(0.5);
+        half * x * (T::Acc::of(1.0) + gelu_inner(x).tanh())
+    });
+}
+
+/// Gradient of [`gelu_tanh`]: with `t = tanh(u)`,
+/// `dx = dout * (0.5 (1 + t) + 0.5 x (1 - t^2) du/dx)`.
+/// # Panics
+/// If the lengths differ.
+pub fn gelu_tanh_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
+    let (zero, one, half) = (T::Acc::of(0.0), T::Acc::of(1.0), T::Acc::of(0.5));
+    map2(dx, x, dout, |x, dout| {
+        let t = gelu_inner(x).tanh();
+        let sech2 = one - t * t;
+        let du = T::Acc::of(GELU_C) * (one + T::Acc::of(3.0 * GELU_CUBIC) * x * x);
+        // Where tanh is flat, x * x may overflow: its product with zero is meant to be zero.
+        let slope = if sech2 == zero { zero } else { half * x * sech2 * du };
+        dout * (half * (one + t) + slope)
+    });
+}
+
+/// `sqrt(2 / pi)`.
+const GELU_C: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+/// The coefficient of `x^3`.
+const GELU_CUBIC: f64 = 0.044715;
+
+/// `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+fn gelu_inner<R: Real>(x: R) -> R {
+    R::of(GELU_C) * (x + R::of(GELU_CUBIC) * x * x * x)
+}
+
+/// GELU (Hendrycks and Gimpel 2016): `x Phi(x) = 0.5 x (1 + erf(x / sqrt(2)))`.
+/// # Panics
+/// If the lengths differ.
+pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
+    map(out, x, |x| x * normal_cdf(x));
+}
+
+/// Gradient of [`gelu_erf`]: `dx = dout * (Phi(x) + x phi(x))`, `phi` the normal density.
+/// # Panics
+/// If the lengths differ.
+pub fn gelu_erf_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
+    let scale = T::Acc::of(GELU_C * 0.5); // 1 / sqrt(2 pi)
+    map2(dx, x, dout, |x, dout| {
+        let phi = scale * (T::Acc::of(-0.5) * x * x).exp();
+        dout * (normal_cdf(x) + x * phi)
+    });
+}
+
+/// `Phi(x)`.
+#[inline(always)]
+fn normal_cdf<R: Real>(x: R) -> R {
+    R::of(0.5) * (R::of(1.0) + (x * R::of(std::f64::consts::FRAC_1_SQRT_2)).erf())
+}
+
+/// SiLU, also called swish (Elfwing et al. 2017): `x s(x)`, `s(x) = 1 / (1 + exp(-x))`.
+/// # Panics
+/// If the lengths differ.
+pub fn silu<T: Element>(out: &mut [T], x: &[T]) {
+    map(out, x, |x| x * sigmoid(x));
+}
+
+/// Gradient of [`silu`]: `dx = dout * s (1 + x (1 - s))`.
+/// # Panics
+/// If the lengths differ.
+pub fn silu_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
+    let one = T::Acc::of(1.0);
+    map2(dx, x, dout, |x, dout| {
+        let s = sigmoid(x);
+        dout * (s * (one + x * (one - s)))
+    });
+}
+
+#[inline(always)]
+fn sigmoid<R: Real>(x: R) -> R {
+    R::of(1.0) / (R::of(1.0) + (-x).exp())
+}
+
+/// `max(x, 0)`; NaN stays NaN.
+/// # Panics
+/// If the lengths differ.
+pub fn relu<T: Element>(out: &mut [T], x: &[T]) {
+    map(out, x, positive);
+}
+
+/// `max(a + b, 0)`, the end of a residual block, rounded once; NaN stays NaN. Its backward is
+/// [`relu_backward`], the gradient of both `a` and `b`.
+/// # Panics
+/// If the lengths differ.
+pub fn add_relu<T: Element>(out: &mut [T], a: &[T], b: &[T]) {
+    map2(out, a, b, |a, b| positive(a + b));
+}
+
+/// Gradient of [`relu`] and [`add_relu`] from their output: `dx = dout` where `out > 0`, 0 where
+/// it is 0 (so `relu'(0) = 0`), NaN where it is NaN.
+/// # Panics
+/// If the lengths differ.
+pub fn relu_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T]) {
+    let zero = T::Acc::of(0.0);
+    map2(dx, out, dout, |out, dout| {
+        if out > zero {
+            dout
+        } else if out.is_nan() {
+            out
+        } else {
+            zero
+        }
+    });
+}
+
+/// `max(x, 0)` with NaN kept, which `Float::max` would drop.
+#[inline(always)]
+fn positive<R: Real>(x: R) -> R {
+    if x <= R::of(0.0) { R::of(0.0) } else { x }
+}
+
+/// `out[i] = f(x[i])`.
+fn map<T: Element>(out: &mut [T], x: &[T], f: impl Fn(T::Acc) -> T::Acc + Send + Sync) {
+    assert_eq!(out.len(), x.len(), "activation: out and x differ in length");
+    par::elems(out, |start, cut| {
+        for (o, x) in cut.iter_mut().zip(&x[start..]) {
+            *o = T::narrow(f(x.widen()));
+        }
+    });
+}
+
+/// `out[i] = f(x[i], y[i])`.
+fn map2<T: Element>(
+    out: &mut [T],
+    x: &[T],
+    y: &[T],
+    f: impl Fn(T::Acc, T::Acc) -> T::Acc + Send + Sync,
+) {
+    assert_eq!(out.len(), x.len(), "activation: slices differ in length");
+    assert_eq!(out.len(), y.len(), "activation: slices differ in length");
+    par::elems(out, |start, cut| {
+        for ((o, x), y) in cut.iter_mut().zip(&x[start..]).zip(&y[start..]) {
+            *o = T::narrow(f(x.widen(), y.widen()));
+        }
+    });
+}

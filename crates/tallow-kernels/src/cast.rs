@@ -1,0 +1,102 @@
+//! Casts between element types, each rounding once.
+
+use crate::{Element, Real, par};
+
+/// `dst[i] = src[i]`, rounded to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
+///
+/// One rounding whatever the pair: `f64` to `bf16` or `f16` does not round at `f32` on its way.
+///
+/// *Scratch:* none.
+/// # Panics
+/// If the lengths differ.
+pub fn cast<S: Element, D: Element>(dst: &mut [D], src: &[S]) {
+    assert_eq!(dst.len(), src.len(), "cast: dst and src differ in length");
+    // An f32 source is exact in either accumulator, so only f64 sources need `round`.
+    let narrow_source = size_of::<S::Acc>() < size_of::<f64>();
+    par::elems(dst, |start, cut| {
+        let src = &src[start..][..cut.len()];
+        if narrow_source {
+            for (d, s) in cut.iter_mut().zip(src) {
+                *d = D::narrow(D::Acc::of(s.widen().f64()));
+            }
+        } else {
+            for (d, s) in cut.iter_mut().zip(src) {
+                *d = round(s.widen().f64());
+            }
+        }
+    });
+}
+
+/// Rounds `x` once, to nearest, ties to even.
+pub(crate) fn round<D: Element>(x: f64) -> D {
+    if is_own_acc::<D>() {
+        D::narrow(D::Acc::of(x))
+    } else {
+        D::narrow(D::Acc::of(f64::from(to_odd_f32(x))))
+    }
+}
+
+/// Whether `T` is `f32` or `f64`, which are their own accumulators.
+pub(crate) fn is_own_acc<T: Element>() -> bool {
+    T::as_acc(&[]).is_some()
+}
+
+/// `x` rounded to `f32` *to odd*: an inexact result takes the neighbour whose last bit is 1.
+///
+/// The odd bit remembers on which side of a tie `x` lay, so a second rounding, to a format with at
+/// least two bits fewer, gives what one rounding of `x` would (Boldo and Melquiond 2008,
+/// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+fn to_odd_f32(x: f64) -> f32 {
+    let nearest = x as f32;
+    if f64::from(nearest) == x || x.is_nan() || x.is_infinite() || nearest.to_bits() & 1 == 1 {
+        return nearest;
+    }
+    // Neighbouring floats of one sign have neighbouring bits, also across infinity and zero.
+    let grew = f64::from(nearest).abs() > x.abs();
+    f32::from_bits(if grew { nearest.to_bits() - 1 } else { nearest.to_bits() + 1 })
+}
+
+/// `src` in the accumulator type: itself where it already is, else a copy in `scratch`.
+pub(crate) fn widened<'a, T: Element>(
+    src: &'a [T],
+    scratch: &'a mut Vec<T::Acc>,
+) -> &'a [T::Acc] {
+    T::as_acc(src).unwrap_or_else(|| {
+        scratch.clear();
+        scratch.extend(src.iter().map(|x| x.widen()));
+        scratch
+    })
+}
+
+/// `dst[i] = src[i]`, rounded once. On the caller's thread.
+pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
+    assert_eq!(dst.len(), src.len(), "narrow_into: dst and src differ in length");
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = T::narrow(*s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_odd_f32;
+
+    #[test]
+    fn to_odd_keeps_exact_values_and_the_side_of_a_tie() {
+        let ulp = f64::from(f32::EPSILON);
+        let odd = f32::from_bits(1.0f32.to_bits() + 1);
+        for (x, want) in [
+            (1.0, 1.0),
+            (1.0 + 0.01 * ulp, odd),
+            (1.0 + 0.99 * ulp, odd),
+            (1.0 + 1.5 * ulp, odd),
+            (-1.0 - 0.01 * ulp, -odd),
+            (1e300, f32::MAX),
+            (f64::INFINITY, f32::INFINITY),
+            (1e-300, f32::from_bits(1)),
+            (0.0, 0.0),
+        ] {
+            assert_eq!(to_odd_f32(x).to_bits(), want.to_bits(), "{x:e}");
+        }
+        assert!(to_odd_f32(f64::NAN).is_nan());
+    }
+}

@@ -1,0 +1,240 @@
+//! Layer norm and RMS norm over the last axis, with their backward passes.
+//!
+//! Both are `y = xhat * weight (+ bias)` with `xhat = (x - mean) / sqrt(var + eps)`; RMS norm takes
+//! 0 for the mean, so that `var` is the mean square. Backward recomputes mean and variance from
+//! `x`: nothing is kept between the passes but `x` itself.
+//!
+//! Weights and biases are in the accumulator type, so that `bf16` activations go with `f32`
+//! parameters. A NaN or an infinity in a row makes that row NaN.
+
+use std::borrow::Cow;
+
+use crate::{
+    Element, Real,
+    par::{self, Disjoint},
+    reduce::{by_row_blocks, lanes, lanes2, n_row_blocks, n_rows, row_blocks_bytes},
+};
+
+/// What the variance of a row is taken about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Centre {
+    /// The row's mean: layer norm.
+    Mean,
+    /// Zero: RMS norm.
+    Zero,
+}
+
+/// Layer norm (Ba et al. 2016) of each row: `y = (x - mean) / sqrt(var + eps) * weight + bias`,
+/// the variance biased (divided by `C`).
+///
+/// `x` `[N, C]` → `out` `[N, C]`; `weight`, `bias` `[C]`, 1 and 0 where absent.
+///
+/// *Scratch:* a row of `C` for each absent parameter.
+/// # Panics
+/// If a length does not match.
+pub fn layer_norm<T: Element>(
+    out: &mut [T],
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    bias: Option<&[T::Acc]>,
+    n_cols: usize,
+    eps: f64,
+) {
+    forward("layer_norm", Centre::Mean, out, x, weight, bias, n_cols, eps);
+}
+
+/// Gradients of [`layer_norm`], each where asked for. With `g = dout * weight`:
+///
+/// - `dx = (g - mean(g) - xhat * mean(g * xhat)) / sqrt(var + eps)`, means over the row;
+/// - `dweight = sum of dout * xhat`, `dbias = sum of dout`, over the rows.
+///
+/// *Scratch:* [`norm_backward_scratch_bytes`].
+/// # Panics
+/// If a length does not match.
+pub fn layer_norm_backward<T: Element>(
+    dx: Option<&mut [T]>,
+    dweight: Option<&mut [T::Acc]>,
+    dbias: Option<&mut [T::Acc]>,
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    dout: &[T],
+    n_cols: usize,
+    eps: f64,
+) {
+    let centre = Centre::Mean;
+    backward("layer_norm_backward", centre, dx, dweight, dbias, x, weight, dout, n_cols, eps);
+}
+
+/// RMS norm (Zhang and Sennrich 2019) of each row: `y = x / sqrt(mean(x^2) + eps) * weight`.
+///
+/// `x` `[N, C]` → `out` `[N, C]`; `weight` `[C]`, 1 where absent.
+///
+/// *Scratch:* a row of `C` for each absent parameter.
+/// # Panics
+/// If a length does not match.
+pub fn rms_norm<T: Element>(
+    out: &mut [T],
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    n_cols: usize,
+    eps: f64,
+) {
+    forward("rms_norm", Centre::Zero, out, x, weight, None, n_cols, eps);
+}
+
+/// Gradients of [`rms_norm`], each where asked for. With `g = dout * weight`:
+/// `dx = (g - xhat * mean(g * xhat)) / sqrt(mean(x^2) + eps)`, `dweight = sum of dout * xhat`.
+///
+/// *Scratch:* [`norm_backward_scratch_bytes`].
+/// # Panics
+/// If a length does not match.
+pub fn rms_norm_backward<T: Element>(
+    dx: Option<&mut [T]>,
+    dweight: Option<&mut [T::Acc]>,
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    dout: &[T],
+    n_cols: usize,
+    eps: f64,
+) {
+    let centre = Centre::Zero;
+    backward("rms_norm_backward", centre, dx, dweight, None, x, weight, dout, n_cols, eps);
+}
+
+/// Bytes a backward pass borrows at most: for each block of rows the `f64` partial sums of the
+/// `n_param_grads` parameter gradients asked for and a row of `dout * weight`, and a row of ones
+/// for an absent weight.
+pub fn norm_backward_scratch_bytes<T: Element>(
+    n_rows: u64,
+    n_cols: u64,
+    n_param_grads: u64,
+) -> u64 {
+    let acc_row_bytes = n_cols * size_of::<T::Acc>() as u64;
+    row_blocks_bytes(n_rows, n_cols, n_param_grads * n_cols)
+        + (n_row_blocks(n_rows, n_cols) + 1) * acc_row_bytes
+}
+
+/// Mean and `1 / sqrt(var + eps)` of one row.
+fn stats<T: Element>(x: &[T], centre: Centre, eps: f64) -> (T::Acc, T::Acc) {
+    let n = x.len() as f64;
+    let mean = match centre {
+        Centre::Mean => lanes(x, |v| v.widen().f64()) / n,
+        Centre::Zero => 0.0,
+    };
+    let var = lanes(x, |v| (v.widen().f64() - mean) * (v.widen().f64() - mean)) / n;
+    (T::Acc::of(mean), T::Acc::of(1.0 / (var + eps).sqrt()))
+}
+
+fn forward<T: Element>(
+    what: &str,
+    centre: Centre,
+    out: &mut [T],
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    bias: Option<&[T::Acc]>,
+    n_cols: usize,
+    eps: f64,
+) {
+    n_rows(what, x.len(), n_cols);
+    assert_eq!(out.len(), x.len(), "{what}: out and x differ in length");
+    assert_cols(what, "weight", weight, n_cols);
+    assert_cols(what, "bias", bias, n_cols);
+    let weight = weight.map_or_else(|| filled(1.0, n_cols), Cow::Borrowed);
+    let bias = bias.map_or_else(|| filled(0.0, n_cols), Cow::Borrowed);
+    par::rows(out, n_cols, |i, y| {
+        let x = &x[i * n_cols..][..n_cols];
+        let (mean, rstd) = stats(x, centre, eps);
+        for (((y, x), &w), &b) in y.iter_mut().zip(x).zip(&*weight).zip(&*bias) {
+            *y = T::narrow((x.widen() - mean) * rstd * w + b);
+        }
+    });
+}
+
+fn backward<T: Element>(
+    what: &str,
+    centre: Centre,
+    mut dx: Option<&mut [T]>,
+    mut dweight: Option<&mut [T::Acc]>,
+    mut dbias: Option<&mut [T::Acc]>,
+    x: &[T],
+    weight: Option<&[T::Acc]>,
+    dout: &[T],
+    n_cols: usize,
+    eps: f64,
+) {
+    let n_rows = n_rows(what, x.len(), n_cols);
+    assert_eq!(dout.len(), x.len(), "{what}: dout and x differ in length");
+    assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()), "{what}: dx and x differ in length");
+    assert_cols(what, "weight", weight, n_cols);
+    assert_cols(what, "dweight", dweight.as_deref(), n_cols);
+    assert_cols(what, "dbias", dbias.as_deref(), n_cols);
+
+    let weight = weight.map_or_else(|| filled(1.0, n_cols), Cow::Borrowed);
+    let dx = dx.as_mut().map(|dx| Disjoint::new(dx));
+    let n_w = if dweight.is_some() { n_cols } else { 0 };
+    let n_b = if dbias.is_some() { n_cols } else { 0 };
+    let sums = by_row_blocks(n_rows, n_cols, n_w + n_b, |rows, sums| {
+        let (dw, db) = sums.split_at_mut(n_w);
+        let mut g = vec![T::Acc::of(0.0); n_cols];
+        for i in rows {
+            let x = &x[i * n_cols..][..n_cols];
+            let dout = &dout[i * n_cols..][..n_cols];
+            let (mean, rstd) = stats(x, centre, eps);
+            // `zip` ends at once on the empty sums of a gradient that nobody asked for.
+            for ((dw, x), d) in dw.iter_mut().zip(x).zip(dout) {
+                *dw += (d.widen() * ((x.widen() - mean) * rstd)).f64();
+            }
+            for (db, d) in db.iter_mut().zip(dout) {
+                *db += d.widen().f64();
+            }
+            if let Some(dx) = &dx {
+                for ((g, d), &w) in g.iter_mut().zip(dout).zip(&*weight) {
+                    *g = d.widen() * w;
+                }
+                // SAFETY: row `i` belongs to this block alone; `dx` outlives the loop.
+                let dx = unsafe { dx.slice(i * n_cols, n_cols) };
+                dx_row(dx, centre, x, &g, mean, rstd);
+            }
+        }
+    });
+    let (dw, db) = sums.split_at(n_w);
+    for (dst, src) in [(dweight.as_deref_mut(), dw), (dbias.as_deref_mut(), db)] {
+        for (d, &s) in dst.unwrap_or_default().iter_mut().zip(src) {
+            *d = T::Acc::of(s);
+        }
+    }
+}
+
+/// `dx` of one row from `g = dout * weight`.
+fn dx_row<T: Element>(
+    dx: &mut [T],
+    centre: Centre,
+    x: &[T],
+    g: &[T::Acc],
+    mean: T::Acc,
+    rstd: T::Acc,
+) {
+    let n = x.len() as f64;
+    let xhat = |x: T| (x.widen() - mean) * rstd;
+    let mean_g = match centre {
+        Centre::Mean => T::Acc::of(lanes(g, |g| g.f64()) / n),
+        Centre::Zero => T::Acc::of(0.0),
+    };
+    let mean_g_xhat = T::Acc::of(lanes2(g, x, |g, x| g.f64() * xhat(x).f64()) / n);
+    for ((dx, &x), &g) in dx.iter_mut().zip(x).zip(g) {
+        *dx = T::narrow((g - mean_g - xhat(x) * mean_g_xhat) * rstd);
+    }
+}
+
+/// What an absent parameter stands for.
+fn filled<R: Real>(value: f64, n_cols: usize) -> Cow<'static, [R]> {
+    Cow::Owned(vec![R::of(value); n_cols])
+}
+
+/// # Panics
+/// If the parameter is there and is not `n_cols` long.
+fn assert_cols<R>(what: &str, name: &str, param: Option<&[R]>, n_cols: usize) {
+    if let Some(param) = param {
+        assert_eq!(param.len(), n_cols, "{what}: {name} is not one value a column");
+    }
+}

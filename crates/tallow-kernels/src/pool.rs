@@ -1,0 +1,220 @@
+//! 2-D pooling over planes: maximum, average, and the average of a whole plane.
+//!
+//! Nothing is kept for the backward pass: the position of a maximum is found again from the input.
+
+// H W input plane · P Q output plane · R S window
+
+use crate::{Element, Error, Real, conv::out_extent, par, reduce};
+
+/// How a pooling window moves. Pairs are (height, width).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool2dConfig {
+    /// Window extent.
+    pub kernel: [usize; 2],
+    /// Pixels between two windows.
+    pub stride: [usize; 2],
+    /// Pixels added on each side: `-inf` for the maximum, 0 for the average.
+    pub padding: [usize; 2],
+}
+
+/// Checked sizes of one pooling over `n_planes` planes (batch times channels).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool2dShape {
+    n_planes: usize,
+    input: [usize; 2],
+    output: [usize; 2],
+    cfg: Pool2dConfig,
+}
+
+impl Pool2dShape {
+    /// For `n_planes` planes of `[H, W]`.
+    /// # Errors
+    /// If a kernel extent or stride is 0, padding is more than half the kernel, or the window is
+    /// larger than the padded plane.
+    pub fn new(n_planes: usize, input: [usize; 2], cfg: Pool2dConfig) -> Result<Self, Error> {
+        let op = "pool2d";
+        for (what, n) in [
+            ("kernel", cfg.kernel[0].min(cfg.kernel[1])),
+            ("stride", cfg.stride[0].min(cfg.stride[1])),
+        ] {
+            if n == 0 {
+                return Err(Error::Zero { op, what });
+            }
+        }
+        let mut output = [0; 2];
+        for (i, axis) in ["height", "width"].into_iter().enumerate() {
+            let (kernel, padding) = (cfg.kernel[i], cfg.padding[i]);
+            if padding > kernel / 2 {
+                return Err(Error::Padding { op, padding, kernel });
+            }
+            output[i] = out_extent(op, axis, input[i], kernel, cfg.stride[i], padding, 1)?;
+        }
+        Ok(Self { n_planes, input, output, cfg })
+    }
+
+    /// `[P, Q]`.
+    pub fn out_extents(&self) -> [usize; 2] {
+        self.output
+    }
+
+    fn in_pixels(&self) -> usize {
+        self.input[0] * self.input[1]
+    }
+    fn out_pixels(&self) -> usize {
+        self.output[0] * self.output[1]
+    }
+
+    /// The rows and columns that the window of output pixel `i` covers inside the plane.
+    fn window(&self, i: usize) -> [std::ops::Range<usize>; 2] {
+        let at = [i / self.output[1], i % self.output[1]];
+        [0, 1].map(|a| {
+            let from = at[a] * self.cfg.stride[a];
+            let to = (from + self.cfg.kernel[a]).saturating_sub(self.cfg.padding[a]);
+            from.saturating_sub(self.cfg.padding[a])..to.min(self.input[a])
+        })
+    }
+
+    fn assert_lens(&self, n_in: usize, n_out: usize) {
+        assert_eq!(n_in, self.n_planes * self.in_pixels(), "pool2d: input of {self:?}");
+        assert_eq!(n_out, self.n_planes * self.out_pixels(), "pool2d: output of {self:?}");
+    }
+}
+
+/// Index of the first maximum of a window; the last NaN where there is one, as in PyTorch.
+fn argmax<T: Element>(plane: &[T], width: usize, [rows, cols]: [std::ops::Range<usize>; 2]) -> usize {
+    let mut best = rows.start * width + cols.start;
+    for y in rows {
+        for z in cols.clone() {
+            let x = plane[y * width + z];
+            #[allow(clippy::eq_op)] // NaN is the one value that differs from itself
+            if x > plane[best] || x != x {
+                best = y * width + z;
+            }
+        }
+    }
+    best
+}
+
+/// `out[plane, p, q] = max` over the window.
+/// # Panics
+/// If a length does not match `shape`.
+pub fn max_pool2d<T: Element>(out: &mut [T], x: &[T], shape: &Pool2dShape) {
+    shape.assert_lens(x.len(), out.len());
+    par::rows(out, shape.out_pixels(), |plane, out| {
+        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = x[argmax(x, shape.input[1], shape.window(i))];
+        }
+    });
+}
+
+/// Adds each window's gradient to its maximum, found again from `x`. Overwrites `dx`.
+/// # Panics
+/// If a length does not match `shape`.
+pub fn max_pool2d_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T], shape: &Pool2dShape) {
+    shape.assert_lens(x.len(), dout.len());
+    scatter(dx, dout, shape, |plane, i, d, acc| {
+        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+        acc[argmax(x, shape.input[1], shape.window(i))] += d;
+    });
+}
+
+/// Builds each plane of `dx` in the accumulator type by `add(plane, output pixel, gradient, sums)`.
+fn scatter<T: Element>(
+    dx: &mut [T],
+    dout: &[T],
+    shape: &Pool2dShape,
+    add: impl Fn(usize, usize, T::Acc, &mut [T::Acc]) + Sync,
+) {
+    shape.assert_lens(dx.len(), dout.len());
+    par::rows(dx, shape.in_pixels(), |plane, dx| {
+        let dout = &dout[plane * shape.out_pixels()..][..shape.out_pixels()];
+        let mut acc = vec![T::Acc::of(0.0); shape.in_pixels()];
+        for (i, d) in dout.iter().enumerate() {
+            add(plane, i, d.widen(), &mut acc);
+        }
+        for (dx, acc) in dx.iter_mut().zip(acc) {
+            *dx = T::narrow(acc);
+        }
+    });
+}
+
+/// What an average divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Divisor {
+    /// The whole window, padding included (PyTorch's default).
+    Window,
+    /// The elements of the window that lie inside the plane.
+    Inside,
+}
+
+impl Divisor {
+    fn of(self, shape: &Pool2dShape, [rows, cols]: &[std::ops::Range<usize>; 2]) -> f64 {
+        match self {
+            // A window that runs over the far edge of the padding cannot occur: extents are floored.
+            Divisor::Window => (shape.cfg.kernel[0] * shape.cfg.kernel[1]) as f64,
+            Divisor::Inside => (rows.len() * cols.len()) as f64,
+        }
+    }
+}
+
+/// `out[plane, p, q] = sum of the window / divisor`.
+/// # Panics
+/// If a length does not match `shape`.
+pub fn avg_pool2d<T: Element>(out: &mut [T], x: &[T], shape: &Pool2dShape, divisor: Divisor) {
+    shape.assert_lens(x.len(), out.len());
+    par::rows(out, shape.out_pixels(), |plane, out| {
+        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+        for (i, out) in out.iter_mut().enumerate() {
+            let window = shape.window(i);
+            let mut sum = T::Acc::of(0.0);
+            for y in window[0].clone() {
+                for z in window[1].clone() {
+                    sum += x[y * shape.input[1] + z].widen();
+                }
+            }
+            *out = T::narrow(sum / T::Acc::of(divisor.of(shape, &window)));
+        }
+    });
+}
+
+/// Spreads each window's gradient evenly over it. Overwrites `dx`.
+/// # Panics
+/// If a length does not match `shape`.
+pub fn avg_pool2d_backward<T: Element>(
+    dx: &mut [T],
+    dout: &[T],
+    shape: &Pool2dShape,
+    divisor: Divisor,
+) {
+    scatter(dx, dout, shape, |_, i, d, acc| {
+        let window = shape.window(i);
+        let share = d / T::Acc::of(divisor.of(shape, &window));
+        for y in window[0].clone() {
+            for z in window[1].clone() {
+                acc[y * shape.input[1] + z] += share;
+            }
+        }
+    });
+}
+
+/// `out[plane]`, the mean of each plane of `pixels` elements, summed in `f64`.
+/// # Panics
+/// If the lengths do not match.
+pub fn global_avg_pool<T: Element>(out: &mut [T], x: &[T], pixels: usize) {
+    assert_eq!(x.len(), out.len() * pixels, "global_avg_pool: planes of {pixels}");
+    par::rows(out, 1, |plane, out| {
+        let sum = reduce::sum(&x[plane * pixels..][..pixels]);
+        out[0] = T::narrow(T::Acc::of(sum / pixels as f64));
+    });
+}
+
+/// Spreads each plane's gradient evenly over it. Overwrites `dx`.
+/// # Panics
+/// If the lengths do not match.
+pub fn global_avg_pool_backward<T: Element>(dx: &mut [T], dout: &[T], pixels: usize) {
+    assert_eq!(dx.len(), dout.len() * pixels, "global_avg_pool: planes of {pixels}");
+    par::rows(dx, pixels, |plane, dx| {
+        dx.fill(T::narrow(dout[plane].widen() / T::Acc::of(pixels as f64)));
+    });
+}

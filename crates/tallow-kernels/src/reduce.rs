@@ -1,0 +1,185 @@
+//! Sums and means, added up in `f64` whatever is stored.
+//!
+//! A sum in `f16` stalls at 2048 and one in `bf16` at 256; these do not. Each sum runs in
+//! [`LANES`] independent lanes so that the compiler can vectorise it, and long ones in fixed
+//! blocks, so that the result is the same bit for bit on any number of threads.
+
+use crate::{Element, Real, cast::round, par};
+
+/// Independent partial sums of a reduction; fixed, for the order of summation is part of a result.
+const LANES: usize = 8;
+/// Elements of one block of a long sum.
+const BLOCK_ELEMS: usize = 1 << 16;
+/// Most row blocks of a column sum: enough to share out, few enough that partials stay small.
+const MAX_ROW_BLOCKS: usize = 32;
+/// Fewest elements worth a row block of their own.
+const MIN_BLOCK_ELEMS: usize = 1 << 13;
+
+/// The sum of `x`; 0 when empty.
+pub fn sum<T: Element>(x: &[T]) -> f64 {
+    let block = |i: usize| {
+        let start = i * BLOCK_ELEMS;
+        lanes(&x[start..x.len().min(start + BLOCK_ELEMS)], |v| v.widen().f64())
+    };
+    match x.len().div_ceil(BLOCK_ELEMS) {
+        0 => 0.0,
+        1 => block(0),
+        n_blocks => par::tasks(n_blocks, block).into_iter().sum(),
+    }
+}
+
+/// The mean of `x`; NaN when empty, as 0 / 0.
+pub fn mean<T: Element>(x: &[T]) -> f64 {
+    sum(x) / x.len() as f64
+}
+
+/// `out[i] = sum over j of x[i, j]`: `x` `[N, C]` → `out` `[N]`, rounded once.
+///
+/// *Scratch:* none.
+/// # Panics
+/// If `x` does not hold `out.len()` rows of `n_cols`.
+pub fn sum_rows<T: Element, D: Element>(out: &mut [D], x: &[T], n_cols: usize) {
+    assert_eq!(x.len(), out.len() * n_cols, "sum_rows: x is not out.len() rows of {n_cols}");
+    par::elems(out, |start, cut| {
+        for (i, o) in cut.iter_mut().enumerate() {
+            let row = &x[(start + i) * n_cols..][..n_cols];
+            *o = round(lanes(row, |v| v.widen().f64()));
+        }
+    });
+}
+
+/// `out[j] = sum over i of x[i, j]`: `x` `[N, C]` → `out` `[C]`, rounded once; zeros for no rows.
+///
+/// *Scratch:* [`sum_cols_scratch_bytes`].
+/// # Panics
+/// If `x` is not whole rows of `out.len()`.
+pub fn sum_cols<T: Element, D: Element>(out: &mut [D], x: &[T]) {
+    let n_cols = out.len();
+    let n_rows = n_rows("sum_cols", x.len(), n_cols);
+    let sums = by_row_blocks(n_rows, n_cols, n_cols, |rows, sums| {
+        for row in rows {
+            for (s, v) in sums.iter_mut().zip(&x[row * n_cols..][..n_cols]) {
+                *s += v.widen().f64();
+            }
+        }
+    });
+    for (o, s) in out.iter_mut().zip(sums) {
+        *o = round(s);
+    }
+}
+
+/// Bytes [`sum_cols`] borrows: one `f64` a column and row block.
+pub fn sum_cols_scratch_bytes(n_rows: u64, n_cols: u64) -> u64 {
+    row_blocks_bytes(n_rows, n_cols, n_cols)
+}
+
+/// Adds up `n_sums` column sums over `n_rows` rows of `n_cols` elements: `f(rows, sums)` adds the
+/// rows of one block to zeroed sums; blocks are cut by shape and combined in their order.
+pub(crate) fn by_row_blocks<F>(n_rows: usize, n_cols: usize, n_sums: usize, f: F) -> Vec<f64>
+where
+    F: Fn(std::ops::Range<usize>, &mut [f64]) + Send + Sync,
+{
+    let block_rows = block_rows(n_rows, n_cols);
+    let block = |i: usize| {
+        let mut sums = vec![0.0; n_sums];
+        f(i * block_rows..n_rows.min((i + 1) * block_rows), &mut sums);
+        sums
+    };
+    let mut parts = match n_rows.div_ceil(block_rows) {
+        0 => return vec![0.0; n_sums],
+        1 => return block(0),
+        n_blocks => par::tasks(n_blocks, block),
+    }
+    .into_iter();
+    let mut total = parts.next().expect("there are at least two blocks");
+    for part in parts {
+        for (t, p) in total.iter_mut().zip(part) {
+            *t += p;
+        }
+    }
+    total
+}
+
+/// Rows of one block of [`by_row_blocks`].
+fn block_rows(n_rows: usize, n_cols: usize) -> usize {
+    n_rows.div_ceil(MAX_ROW_BLOCKS).max(MIN_BLOCK_ELEMS.div_ceil(n_cols.max(1)))
+}
+
+/// Row blocks of [`by_row_blocks`]; at least 1.
+pub(crate) fn n_row_blocks(n_rows: u64, n_cols: u64) -> u64 {
+    n_rows.div_ceil(block_rows(n_rows as usize, n_cols as usize) as u64).max(1)
+}
+
+/// Bytes of the partial sums of [`by_row_blocks`].
+pub(crate) fn row_blocks_bytes(n_rows: u64, n_cols: u64, n_sums: u64) -> u64 {
+    n_row_blocks(n_rows, n_cols) * n_sums * size_of::<f64>() as u64
+}
+
+/// `sum of term(x[i])`, in lanes.
+pub(crate) fn lanes<T: Copy>(x: &[T], term: impl Fn(T) -> f64) -> f64 {
+    let mut acc = [0.0; LANES];
+    let (body, tail) = x.as_chunks::<LANES>();
+    for chunk in body {
+        for l in 0..LANES {
+            acc[l] += term(chunk[l]);
+        }
+    }
+    for (l, &v) in tail.iter().enumerate() {
+        acc[l] += term(v);
+    }
+    fold(acc)
+}
+
+/// `sum of term(x[i], y[i])`, in lanes.
+pub(crate) fn lanes2<T: Copy, U: Copy>(x: &[T], y: &[U], term: impl Fn(T, U) -> f64) -> f64 {
+    assert_eq!(x.len(), y.len(), "lanes2: x and y differ in length");
+    let mut acc = [0.0; LANES];
+    let (x_body, x_tail) = x.as_chunks::<LANES>();
+    let (y_body, y_tail) = y.as_chunks::<LANES>();
+    for (a, b) in x_body.iter().zip(y_body) {
+        for l in 0..LANES {
+            acc[l] += term(a[l], b[l]);
+        }
+    }
+    for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
+        acc[l] += term(a, b);
+    }
+    fold(acc)
+}
+
+/// `sum of x[i] * y[i]`.
+pub(crate) fn dot<T: Element, U: Element>(x: &[T], y: &[U]) -> f64 {
+    lanes2(x, y, |a, b| a.widen().f64() * b.widen().f64())
+}
+
+/// `max of x[i]` without its NaNs; -infinity when empty.
+pub(crate) fn max<T: Element>(x: &[T]) -> T::Acc {
+    let mut acc = [T::Acc::of(f64::NEG_INFINITY); LANES];
+    let (body, tail) = x.as_chunks::<LANES>();
+    for chunk in body {
+        for l in 0..LANES {
+            let v = chunk[l].widen();
+            acc[l] = if v > acc[l] { v } else { acc[l] };
+        }
+    }
+    for (l, v) in tail.iter().enumerate() {
+        let v = v.widen();
+        acc[l] = if v > acc[l] { v } else { acc[l] };
+    }
+    acc.into_iter().fold(T::Acc::of(f64::NEG_INFINITY), |m, v| if v > m { v } else { m })
+}
+
+/// How many rows of `n_cols` make `n_elems`; 0 for no columns.
+///
+/// # Panics
+/// If they are not whole rows.
+pub(crate) fn n_rows(what: &str, n_elems: usize, n_cols: usize) -> usize {
+    let n_rows = n_elems.checked_div(n_cols).unwrap_or(0);
+    assert_eq!(n_rows * n_cols, n_elems, "{what}: not whole rows of {n_cols}");
+    n_rows
+}
+
+/// Adds the lanes up in a fixed order.
+fn fold(acc: [f64; LANES]) -> f64 {
+    ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7]))
+}
