@@ -75,8 +75,14 @@ impl<R: Real> Affine<'_, R> {
         self.bias.map_or(0.0, |b| b[c].f64())
     }
     fn assert_channels(&self, channels: usize) {
-        assert!(self.weight.is_none_or(|w| w.len() == channels), "batch norm: weight length");
-        assert!(self.bias.is_none_or(|b| b.len() == channels), "batch norm: bias length");
+        assert!(
+            self.weight.is_none_or(|w| w.len() == channels),
+            "batch norm: weight length"
+        );
+        assert!(
+            self.bias.is_none_or(|b| b.len() == channels),
+            "batch norm: bias length"
+        );
     }
 }
 
@@ -93,10 +99,13 @@ pub fn channel_stats<T: Element>(x: &[T], shape: &BatchNormShape) -> Result<Chan
         return Err(Error::OneValuePerChannel { shape });
     }
     let stats = par::tasks(shape.channels, |c| {
-        let sum: f64 = (0..shape.batch).map(|n| reduce::sum(shape.plane(x, n, c))).sum();
+        let sum: f64 = (0..shape.batch)
+            .map(|n| reduce::sum(shape.plane(x, n, c)))
+            .sum();
         let mean = sum / n_values as f64;
-        let squares: f64 =
-            (0..shape.batch).map(|n| squares_about(shape.plane(x, n, c), mean)).sum();
+        let squares: f64 = (0..shape.batch)
+            .map(|n| squares_about(shape.plane(x, n, c), mean))
+            .sum();
         (mean, squares / n_values as f64)
     });
     let (mean, var) = stats.into_iter().unzip();
@@ -117,7 +126,6 @@ fn squares_about<T: Element>(x: &[T], mean: f64) -> f64 {
 struct ChannelMap<R> {
     hi: R,
     lo: R,
-    rstd: R,
     scale: R,
     bias: R,
 }
@@ -129,7 +137,6 @@ impl<R: Real> ChannelMap<R> {
         Self {
             hi,
             lo: R::of(mean - hi.f64()),
-            rstd: R::of(rstd),
             scale: R::of(affine.weight(c) * rstd),
             bias: R::of(affine.bias(c)),
         }
@@ -162,7 +169,11 @@ pub fn batch_norm<T: Element>(
 ) {
     assert_eq!(out.len(), shape.elems(), "batch norm: output of {shape:?}");
     assert_eq!(x.len(), shape.elems(), "batch norm: input of {shape:?}");
-    assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
+    assert_eq!(
+        stats.mean.len(),
+        shape.channels,
+        "batch norm: statistics of {shape:?}"
+    );
     affine.assert_channels(shape.channels);
     par::rows(out, shape.pixels, |plane, out| {
         let map = ChannelMap::new(stats, &affine, eps, plane % shape.channels);
@@ -201,42 +212,64 @@ pub fn batch_norm_backward<T: Element>(
     then: Then,
 ) -> BatchNormGrads {
     assert_eq!(x.len(), shape.elems(), "batch norm: input of {shape:?}");
-    assert_eq!(dout.len(), shape.elems(), "batch norm: output gradient of {shape:?}");
-    assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
+    assert_eq!(
+        dout.len(),
+        shape.elems(),
+        "batch norm: output gradient of {shape:?}"
+    );
+    assert_eq!(
+        stats.mean.len(),
+        shape.channels,
+        "batch norm: statistics of {shape:?}"
+    );
     affine.assert_channels(shape.channels);
     let zero = T::Acc::of(0.0);
     let masked = move |map: &ChannelMap<T::Acc>, x: T::Acc, d: T::Acc| {
-        if then == Then::Relu && map.y(x) <= zero { zero } else { d }
+        if then == Then::Relu && map.y(x) <= zero {
+            zero
+        } else {
+            d
+        }
     };
     let sums = par::tasks(shape.channels, |c| {
-        let map = ChannelMap::new(stats, &affine, eps, c);
+        let (map, mean) = (ChannelMap::new(stats, &affine, eps, c), stats.mean[c]);
         (0..shape.batch).fold((0.0, 0.0), |(sum, dot), n| {
             let (x, d) = (shape.plane(x, n, c), shape.plane(dout, n, c));
             let g = |x: T, d: T| masked(&map, x.widen(), d.widen());
             let s = reduce::lanes2(x, d, |x, d| g(x, d).f64());
-            let t = reduce::lanes2(x, d, |x, d| (g(x, d) * map.centred(x.widen())).f64());
+            let t = reduce::lanes2(x, d, |x, d| g(x, d).f64() * (x.widen().f64() - mean));
             (sum + s, dot + t)
         })
     });
     let rstd = |c: usize| 1.0 / (stats.var[c] + eps).sqrt();
     let dbias: Vec<f64> = sums.iter().map(|s| s.0).collect();
-    let dweight: Vec<f64> = sums.iter().enumerate().map(|(c, s)| s.1 * rstd(c)).collect();
+    let dweight: Vec<f64> = sums
+        .iter()
+        .enumerate()
+        .map(|(c, s)| s.1 * rstd(c))
+        .collect();
     let m = shape.values_per_channel() as f64;
     if let Some(dx) = dx {
-        assert_eq!(dx.len(), shape.elems(), "batch norm: input gradient of {shape:?}");
+        assert_eq!(
+            dx.len(),
+            shape.elems(),
+            "batch norm: input gradient of {shape:?}"
+        );
         par::rows(dx, shape.pixels, |plane, dx| {
             let c = plane % shape.channels;
             let map = ChannelMap::new(stats, &affine, eps, c);
+            // The three terms may cancel to a sliver of each, so they are kept in f64.
+            let (scale, mean, rstd) = (affine.weight(c) * rstd(c), stats.mean[c], rstd(c));
             let (mean_g, mean_gx) = match source {
-                Source::Batch => (T::Acc::of(dbias[c] / m), T::Acc::of(dweight[c] / m)),
-                Source::Given => (zero, zero),
+                Source::Batch => (dbias[c] / m, dweight[c] / m),
+                Source::Given => (0.0, 0.0),
             };
             let (x, dout) = (shape.plane(x, 0, plane), shape.plane(dout, 0, plane));
             for ((dx, x), d) in dx.iter_mut().zip(x).zip(dout) {
                 let (x, d) = (x.widen(), d.widen());
-                let xhat = map.centred(x) * map.rstd;
-                let g = masked(&map, x, d);
-                *dx = T::narrow(map.scale * (g - mean_g - xhat * mean_gx));
+                let xhat = (x.f64() - mean) * rstd;
+                let g = masked(&map, x, d).f64();
+                *dx = T::narrow(T::Acc::of(scale * (g - mean_g - xhat * mean_gx)));
             }
         });
     }
