@@ -29,7 +29,11 @@ pub fn gelu_tanh_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
         let sech2 = one - t * t;
         let du = T::Acc::of(GELU_C) * (one + T::Acc::of(3.0 * GELU_CUBIC) * x * x);
         // Where tanh is flat, x * x may overflow: its product with zero is meant to be zero.
-        let slope = if sech2 == zero { zero } else { half * x * sech2 * du };
+        let slope = if sech2 == zero {
+            zero
+        } else {
+            half * x * sech2 * du
+        };
         dout * (half * (one + t) + slope)
     });
 }

@@ -50,16 +50,21 @@ pub fn dropout<T: Element>(
     let threshold = (p * 4_294_967_296.0).ceil() as u64; // at most 2^32
     let scale = T::Acc::of(1.0 / (1.0 - p));
     par::elems(out, |start, cut| {
-        // A cut need not start at a multiple of four.
-        let mut i = start;
-        let mut words = key.words(i as u64 / 4);
-        for (o, x) in cut.iter_mut().zip(&x[start..]) {
-            if i % 4 == 0 {
-                words = key.words(i as u64 / 4);
+        assert_eq!(
+            start % 4,
+            0,
+            "dropout: a cut starts inside a block of random words"
+        );
+        let blocks = cut.chunks_mut(4).zip(x[start..].chunks(4));
+        for (n, (out, x)) in (start as u64 / 4..).zip(blocks) {
+            for ((o, x), word) in out.iter_mut().zip(x).zip(key.words(n)) {
+                let keep = u64::from(word) >= threshold;
+                *o = if keep {
+                    T::narrow(x.widen() * scale)
+                } else {
+                    T::default()
+                };
             }
-            let keep = u64::from(words[i % 4]) >= threshold;
-            *o = if keep { T::narrow(x.widen() * scale) } else { T::default() };
-            i += 1;
         }
     });
     Ok(())
@@ -80,7 +85,7 @@ pub fn normal(key: DropKey, i: u64) -> f64 {
     let words = key.words(i / 2);
     let r = libm::sqrt(-2.0 * libm::log(1.0 - unit(words[0], words[1])));
     let (sin, cos) = libm::sincos(std::f64::consts::TAU * unit(words[2], words[3]));
-    r * if i % 2 == 0 { cos } else { sin }
+    r * if i.is_multiple_of(2) { cos } else { sin }
 }
 
 impl DropKey {

@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 
 pub mod activation;
+pub mod attention;
 pub mod batch_norm;
 pub mod cast;
 pub mod conv;
@@ -19,6 +20,7 @@ mod element;
 pub mod embedding;
 mod error;
 pub mod gemm;
+pub mod loss;
 pub mod norm;
 mod par;
 pub mod pool;

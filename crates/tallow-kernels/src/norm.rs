@@ -40,7 +40,16 @@ pub fn layer_norm<T: Element>(
     n_cols: usize,
     eps: f64,
 ) {
-    forward("layer_norm", Centre::Mean, out, x, weight, bias, n_cols, eps);
+    forward(
+        "layer_norm",
+        Centre::Mean,
+        out,
+        x,
+        weight,
+        bias,
+        n_cols,
+        eps,
+    );
 }
 
 /// Gradients of [`layer_norm`], each where asked for. With `g = dout * weight`:
@@ -62,7 +71,18 @@ pub fn layer_norm_backward<T: Element>(
     eps: f64,
 ) {
     let centre = Centre::Mean;
-    backward("layer_norm_backward", centre, dx, dweight, dbias, x, weight, dout, n_cols, eps);
+    backward(
+        "layer_norm_backward",
+        centre,
+        dx,
+        dweight,
+        dbias,
+        x,
+        weight,
+        dout,
+        n_cols,
+        eps,
+    );
 }
 
 /// RMS norm (Zhang and Sennrich 2019) of each row: `y = x / sqrt(mean(x^2) + eps) * weight`.
@@ -98,7 +118,18 @@ pub fn rms_norm_backward<T: Element>(
     eps: f64,
 ) {
     let centre = Centre::Zero;
-    backward("rms_norm_backward", centre, dx, dweight, None, x, weight, dout, n_cols, eps);
+    backward(
+        "rms_norm_backward",
+        centre,
+        dx,
+        dweight,
+        None,
+        x,
+        weight,
+        dout,
+        n_cols,
+        eps,
+    );
 }
 
 /// Bytes a backward pass borrows at most: for each block of rows the `f64` partial sums of the
@@ -153,9 +184,9 @@ fn forward<T: Element>(
 fn backward<T: Element>(
     what: &str,
     centre: Centre,
-    mut dx: Option<&mut [T]>,
-    mut dweight: Option<&mut [T::Acc]>,
-    mut dbias: Option<&mut [T::Acc]>,
+    dx: Option<&mut [T]>,
+    dweight: Option<&mut [T::Acc]>,
+    dbias: Option<&mut [T::Acc]>,
     x: &[T],
     weight: Option<&[T::Acc]>,
     dout: &[T],
@@ -164,13 +195,16 @@ fn backward<T: Element>(
 ) {
     let n_rows = n_rows(what, x.len(), n_cols);
     assert_eq!(dout.len(), x.len(), "{what}: dout and x differ in length");
-    assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()), "{what}: dx and x differ in length");
+    assert!(
+        dx.as_ref().is_none_or(|dx| dx.len() == x.len()),
+        "{what}: dx and x differ in length"
+    );
     assert_cols(what, "weight", weight, n_cols);
     assert_cols(what, "dweight", dweight.as_deref(), n_cols);
     assert_cols(what, "dbias", dbias.as_deref(), n_cols);
 
     let weight = weight.map_or_else(|| filled(1.0, n_cols), Cow::Borrowed);
-    let dx = dx.as_mut().map(|dx| Disjoint::new(dx));
+    let dx = dx.map(Disjoint::new);
     let n_w = if dweight.is_some() { n_cols } else { 0 };
     let n_b = if dbias.is_some() { n_cols } else { 0 };
     let sums = by_row_blocks(n_rows, n_cols, n_w + n_b, |rows, sums| {
@@ -198,7 +232,7 @@ fn backward<T: Element>(
         }
     });
     let (dw, db) = sums.split_at(n_w);
-    for (dst, src) in [(dweight.as_deref_mut(), dw), (dbias.as_deref_mut(), db)] {
+    for (dst, src) in [(dweight, dw), (dbias, db)] {
         for (d, &s) in dst.unwrap_or_default().iter_mut().zip(src) {
             *d = T::Acc::of(s);
         }
@@ -235,6 +269,10 @@ fn filled<R: Real>(value: f64, n_cols: usize) -> Cow<'static, [R]> {
 /// If the parameter is there and is not `n_cols` long.
 fn assert_cols<R>(what: &str, name: &str, param: Option<&[R]>, n_cols: usize) {
     if let Some(param) = param {
-        assert_eq!(param.len(), n_cols, "{what}: {name} is not one value a column");
+        assert_eq!(
+            param.len(),
+            n_cols,
+            "{what}: {name} is not one value a column"
+        );
     }
 }
