@@ -137,10 +137,10 @@ impl Case {
     /// If it is missing or is not one.
     #[track_caller]
     pub fn usize(&self, key: &str) -> usize {
-        let number = self.attrs[key]
-            .as_u64()
-            .and_then(|number| usize::try_from(number).ok());
-        number.unwrap_or_else(|| self.lacks(key, "an integer"))
+        let Some(Ok(value)) = self.attrs[key].as_u64().map(usize::try_from) else {
+            self.lacks(key, "an integer")
+        };
+        value
     }
 
     /// The attribute `key` as a number.

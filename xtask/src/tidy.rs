@@ -1,0 +1,167 @@
+//! `cargo xtask layers`: the rules about manifests and sources, applied to this workspace.
+
+use crate::layers::{self, Role};
+use crate::metadata::{Metadata, Package};
+use crate::source::Source;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines for the reader: violations fail the check, warnings do not.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) violations: Vec<String>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Prints the report and says whether there was no violation.
+pub(crate) fn layers(metadata: &Metadata) -> Result<bool> {
+    let report = report(metadata)?;
+    for warning in &report.warnings {
+        println!("warning: {warning}");
+    }
+    for violation in &report.violations {
+        println!("error: {violation}");
+    }
+    let (n_violations, n_warnings) = (report.violations.len(), report.warnings.len());
+    let n_crates = metadata.packages.len();
+    println!("layers: {n_crates} crates, {n_violations} errors, {n_warnings} warnings");
+    Ok(report.violations.is_empty())
+}
+
+fn report(metadata: &Metadata) -> Result<Report> {
+    let violations = layers::violations(metadata);
+    let mut report = Report {
+        violations,
+        warnings: Vec::new(),
+    };
+    for package in &metadata.packages {
+        read_sources(metadata, package, &mut report)?;
+    }
+    Ok(report)
+}
+
+fn read_sources(metadata: &Metadata, package: &Package, report: &mut Report) -> Result<()> {
+    let role = layers::find(&package.name).map(|layer| layer.role);
+    let is_library = matches!(role, Some(Role::Engine | Role::Facade));
+    let root = package.manifest_path.with_file_name("src");
+    for path in rust_files(&root)? {
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let source = Source::read(&text);
+        let file = metadata.relative(&path);
+        let long = source.long_parts().into_iter();
+        report
+            .warnings
+            .extend(long.map(|(line, message)| format!("{file}:{line}: {message}")));
+        if !is_library {
+            continue;
+        }
+        if path == root.join("lib.rs") && !source.has_page() {
+            report
+                .violations
+                .push(format!("{file}: does not begin with a `//!` page"));
+        }
+        let acts = source.forbidden_acts().into_iter();
+        report.violations.extend(acts.map(|(line, act)| {
+            format!("{file}:{line}: `{act}`, but an engine prints nothing and reads no environment")
+        }));
+    }
+    Ok(())
+}
+
+/// The Rust files under `folder` that are not tests, sorted.
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("reading {}", folder.display()))?
+            .path();
+        match path.file_stem().and_then(|stem| stem.to_str()) {
+            Some("tests") => {}
+            _ if path.is_dir() => files.extend(rust_files(&path)?),
+            _ if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+            _ => {}
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A workspace of one crate on disk, in a folder that is removed on drop.
+    struct OnDisk(PathBuf);
+
+    impl OnDisk {
+        fn new(test: &str, files: &[(&str, &str)]) -> OnDisk {
+            let root = std::env::temp_dir().join(format!("xtask-{test}-{}", std::process::id()));
+            for (name, text) in files {
+                let path = root.join("src").join(name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            OnDisk(root)
+        }
+
+        fn report(&self, name: &str) -> Report {
+            let package = Package {
+                name: name.to_owned(),
+                manifest_path: self.0.join("Cargo.toml"),
+                dependencies: Vec::new(),
+            };
+            let metadata = Metadata {
+                packages: vec![package],
+                workspace_root: self.0.clone(),
+            };
+            report(&metadata).unwrap()
+        }
+    }
+
+    impl Drop for OnDisk {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn sources_are_judged_by_the_role_of_their_crate() {
+        let long = "//\n".repeat(501);
+        let disk = OnDisk::new(
+            "roles",
+            &[
+                ("lib.rs", "mod a;"),
+                ("a/b.rs", "fn f() {\n    println!();\n}"),
+                ("a/long.rs", &long),
+                ("tests.rs", "fn f() { println!(); }"),
+                ("tests/c.rs", &long),
+                ("notes.txt", "println!"),
+            ],
+        );
+        let engine = disk.report("tallow-data");
+        assert_eq!(
+            engine.violations,
+            [
+                "src/a/b.rs:2: `println!`, but an engine prints nothing and reads no environment",
+                "src/lib.rs: does not begin with a `//!` page",
+            ]
+        );
+        let warning = "src/a/long.rs:1: 501 lines without tests, more than 500";
+        assert_eq!(engine.warnings, [warning]);
+
+        let binary = disk.report("tallow-cli");
+        assert_eq!(
+            (binary.violations, binary.warnings),
+            (vec![], vec![warning.to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let error = rust_files(Path::new("no/such/folder")).unwrap_err();
+        assert!(error.to_string().contains("no/such/folder"), "{error:#}");
+    }
+}
