@@ -1,0 +1,156 @@
+use crate::idx::IdxFault;
+use candle_core::DType;
+use std::{io, path::PathBuf};
+
+/// The result of everything here that can go wrong.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What was wrong with a data set, or with what was asked of it.
+///
+/// Converts into [`candle_core::Error`] with its message, where a candle signature demands that.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
+pub enum Error {
+    /// There is no such file or folder.
+    #[error("`{}` does not exist", path.display())]
+    NotFound { path: PathBuf },
+    /// The system could not read the file or folder.
+    #[error("`{}`: {error}", path.display())]
+    Io { path: PathBuf, error: io::Error },
+    /// The content is not the IDX file it should be.
+    #[error("`{}`: {fault}", path.display())]
+    Idx { path: PathBuf, fault: IdxFault },
+    /// An image file and a label file that do not belong together.
+    #[error(
+        "`{}` holds {n_images} images, `{}` holds {n_labels} labels",
+        images_path.display(), labels_path.display()
+    )]
+    Counts {
+        images_path: PathBuf,
+        n_images: u64,
+        labels_path: PathBuf,
+        n_labels: u64,
+    },
+    /// Bytes in memory that are not that many images.
+    #[error("{n_labels} images of {height} x {width} pixels are not {n_bytes} bytes")]
+    Pixels {
+        n_bytes: u64,
+        n_labels: u64,
+        height: usize,
+        width: usize,
+    },
+    /// A label that is not a class.
+    #[error("label {index} is {label}, outside 0..{n_classes}")]
+    Label {
+        index: u64,
+        label: u8,
+        n_classes: usize,
+    },
+    /// A folder without the file looked for.
+    #[error("`{}` holds no file `{pattern}`; it holds {}", folder.display(), names(present))]
+    NoFile {
+        folder: PathBuf,
+        pattern: String,
+        present: Vec<String>,
+    },
+    /// A folder with more than one candidate.
+    #[error("`{}` holds {} files `{pattern}`, one is needed: {}", folder.display(), found.len(), names(found))]
+    Ambiguous {
+        folder: PathBuf,
+        pattern: String,
+        found: Vec<String>,
+    },
+    /// A split at a place the set does not reach.
+    #[error("a split after {n_train} images, the set has {n_images}")]
+    Split { n_train: u64, n_images: u64 },
+    /// Batches of no images.
+    #[error("the batch is 0 images, 1 is the least")]
+    ZeroBatch,
+    /// Batches of a set without images.
+    #[error("the set has 0 images, there is nothing to make a batch of")]
+    EmptySet,
+    /// Dropping the incomplete batch would leave none.
+    #[error(
+        "the set has {n_images} images, less than one batch of {batch_images}, and the incomplete batch is dropped"
+    )]
+    NoWholeBatch { n_images: u64, batch_images: u64 },
+    /// A cursor of another set.
+    #[error("the cursor is at image {position} of the epoch, the set has {n_images}")]
+    Cursor { position: u64, n_images: u64 },
+    /// Pixels cannot be normalised to this.
+    #[error("pixels become F64, F32, F16 or BF16, not {dtype:?}")]
+    Dtype { dtype: DType },
+    /// Normalising with these constants gives no finite number.
+    #[error("pixels cannot be normalised by mean {mean} and standard deviation {std}")]
+    Normalisation { mean: f32, std: f32 },
+    /// Candle's own error, while a batch was made.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            error => Self::wrap(error),
+        }
+    }
+}
+
+/// At most eight names, and how many more there are.
+fn names(all: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = all
+        .iter()
+        .take(SHOWN)
+        .map(|name| format!("`{name}`"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    match all.len() {
+        0 => "nothing".to_owned(),
+        n if n <= SHOWN => shown,
+        n => format!("{shown} and {} more", n - SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candle_keeps_the_message() {
+        let error = Error::NoWholeBatch {
+            n_images: 3,
+            batch_images: 64,
+        };
+        let message = error.to_string();
+        assert!(message.contains("3 images") && message.contains("batch of 64"));
+        assert!(
+            candle_core::Error::from(error)
+                .to_string()
+                .contains(&message)
+        );
+    }
+
+    #[test]
+    fn a_candle_error_goes_through_unchanged() {
+        let there = Error::from(candle_core::Error::Msg("shape 3 against 4".into()));
+        assert!(
+            candle_core::Error::from(there)
+                .to_string()
+                .contains("shape 3 against 4")
+        );
+    }
+
+    #[test]
+    fn long_listings_are_cut() {
+        let present: Vec<String> = (0..11).map(|i| format!("f{i}")).collect();
+        let error = Error::NoFile {
+            folder: "d".into(),
+            pattern: "*x".into(),
+            present,
+        };
+        assert!(error.to_string().ends_with("`f7` and 3 more"), "{error}");
+    }
+}
