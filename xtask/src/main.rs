@@ -29,17 +29,23 @@ enum Verb {
     Alone,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the command and says whether it found nothing wrong.
+fn run(command: &Verb) -> Result<bool> {
     let metadata = Metadata::load()?;
-    let passed = match args.command {
-        Verb::Check => check::check(&metadata)?,
-        Verb::Layers => tidy::layers(&metadata)?,
-        Verb::Alone => check::alone(&metadata)?,
-    };
-    Ok(if passed {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    match command {
+        Verb::Check => check::check(&metadata),
+        Verb::Layers => tidy::layers(&metadata),
+        Verb::Alone => check::alone(&metadata),
+    }
 }
