@@ -35,7 +35,7 @@ fn plain_content_is_borrowed_and_compressed_content_owned() {
 
 #[test]
 fn content_longer_than_the_first_read_arrives_whole() {
-    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     let content = idx(&[300, 1000], &bytes);
     assert_eq!(*parse_u8(name(), &gzip(&content), 2).unwrap().bytes, bytes);
     let path = folder("long").join("plain");
