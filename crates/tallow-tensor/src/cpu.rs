@@ -1,0 +1,296 @@
+//! The bridge between candle's CPU tensors and kernels on slices.
+//!
+//! An operation implements [`Kernel`] once, for any number of operands up to three and any float
+//! type; [`apply`] makes a candle custom op of it. Operands may be strided or offset: they are
+//! copied only if their elements do not lie side by side, and the copy dies with the call.
+
+use crate::{Error, Result};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Storage, Tensor,
+    WithDType,
+};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tallow_kernels::{Element, Real, cast::cast};
+
+/// A float type that both candle and the kernels know.
+pub(crate) trait Scalar: Element<Acc: Scalar> + WithDType {}
+impl Scalar for f32 {}
+impl Scalar for f64 {}
+impl Scalar for half::bf16 {}
+impl Scalar for half::f16 {}
+
+/// Runs `$body` with `$T` standing for the Rust type of `$dtype`; a typed error if it is no float.
+macro_rules! with_float {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            candle_core::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            dtype => Err($crate::Error::DType { op: $op, dtype }),
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// An operand on the CPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Arg<'a> {
+    storage: &'a CpuStorage,
+    layout: &'a Layout,
+    /// Whether backward has any use for its gradient.
+    pub(crate) wanted: bool,
+}
+
+impl<'a> Arg<'a> {
+    pub(crate) fn dims(&self) -> &'a [usize] {
+        self.layout.dims()
+    }
+
+    pub(crate) fn shape(&self) -> &'a Shape {
+        self.layout.shape()
+    }
+
+    pub(crate) fn n_elems(&self) -> usize {
+        self.shape().elem_count()
+    }
+
+    pub(crate) fn last_dim(&self) -> usize {
+        self.dims().last().copied().unwrap_or(1)
+    }
+
+    fn dtype(&self) -> DType {
+        candle_core::backend::BackendStorage::dtype(self.storage)
+    }
+
+    /// The elements in row-major order, borrowed where they lie so.
+    pub(crate) fn dense<T: WithDType>(&self) -> Result<Cow<'a, [T]>> {
+        let data = T::cpu_storage_as_slice(self.storage)?;
+        Ok(match self.layout.contiguous_offsets() {
+            Some((start, end)) => Cow::Borrowed(&data[start..end]),
+            None => self.layout.strided_index().map(|i| data[i]).collect(),
+        })
+    }
+
+    /// The elements in row-major order as `A`, borrowed where they are that already.
+    pub(crate) fn as_type<A: Scalar>(&self, op: &'static str) -> Result<Cow<'a, [A]>> {
+        if self.dtype() == A::DTYPE {
+            return self.dense();
+        }
+        with_float!(op, self.dtype(), T => {
+            let src = self.dense::<T>()?;
+            let mut dst = vec![<A as Default>::default(); src.len()];
+            cast(&mut dst, &src);
+            Ok(Cow::Owned(dst))
+        })
+    }
+
+    /// A gradient of this operand: `values` rounded to its dtype, in its shape.
+    pub(crate) fn gradient<A: Scalar>(
+        &self,
+        op: &'static str,
+        values: Vec<A>,
+    ) -> Result<Option<Tensor>> {
+        if self.dtype() == A::DTYPE {
+            return tensor(values, self.shape());
+        }
+        with_float!(op, self.dtype(), T => {
+            let mut dst = vec![T::default(); values.len()];
+            cast(&mut dst, &values);
+            tensor(dst, self.shape())
+        })
+    }
+
+    /// Where the gradient of this operand is to be written, if it is wanted.
+    pub(crate) fn room<T: Element>(&self) -> Option<Vec<T>> {
+        self.wanted.then(|| vec![T::default(); self.n_elems()])
+    }
+}
+
+/// A dense CPU tensor that takes over `values`.
+pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: &Shape) -> Result<Option<Tensor>> {
+    Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?))
+}
+
+/// A differentiable operation on CPU slices. `T` is the dtype of the first operand.
+pub(crate) trait Kernel: Send + Sync + 'static {
+    const NAME: &'static str;
+
+    /// The output's elements and shape.
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
+
+    /// One gradient per operand, `None` where it is not wanted or does not exist.
+    fn backward<T: Scalar>(
+        &self,
+        args: &[Arg],
+        out: Arg,
+        dout: Arg,
+    ) -> Result<Vec<Option<Tensor>>>;
+}
+
+/// `kernel(args)` as a node of candle's graph.
+///
+/// All operands must be on the CPU; those in `same_dtype` must share the first operand's dtype.
+pub(crate) fn apply<K: Kernel>(
+    kernel: K,
+    args: &[&Tensor],
+    same_dtype: &[(&'static str, &Tensor)],
+) -> Result<Tensor> {
+    for &(what, tensor) in same_dtype {
+        let (found, expected) = (tensor.dtype(), args[0].dtype());
+        if found != expected {
+            return Err(Error::DTypeMismatch { op: K::NAME, what, found, expected });
+        }
+    }
+    let op = Op(Arc::new(Inner { kernel, error: Mutex::new(None) }));
+    let result = match args {
+        [x] => x.apply_op1(op.clone()),
+        [x, y] => x.apply_op2(y, op.clone()),
+        [x, y, z] => x.apply_op3(y, z, op.clone()),
+        _ => unreachable!("kernels have one to three operands"),
+    };
+    result.map_err(|error| op.take_error().unwrap_or(Error::Candle(error)))
+}
+
+struct Op<K>(Arc<Inner<K>>);
+
+struct Inner<K> {
+    kernel: K,
+    /// The typed error of a failed forward: candle's own error type keeps its message only.
+    error: Mutex<Option<Error>>,
+}
+
+impl<K> Clone for Op<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K: Kernel> Op<K> {
+    fn take_error(&self) -> Option<Error> {
+        self.0.error.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn forward(&self, args: &[(&CpuStorage, &Layout)]) -> candle_core::Result<(CpuStorage, Shape)> {
+        let args: Vec<Arg> =
+            args.iter().map(|&(storage, layout)| Arg { storage, layout, wanted: false }).collect();
+        let result =
+            with_float!(K::NAME, args[0].dtype(), T => self.0.kernel.forward::<T>(&args));
+        result.map_err(|error| {
+            let message = candle_core::Error::Msg(error.to_string());
+            *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            message
+        })
+    }
+
+    fn backward(
+        &self,
+        args: &[&Tensor],
+        out: &Tensor,
+        dout: &Tensor,
+    ) -> candle_core::Result<Vec<Option<Tensor>>> {
+        let all: Vec<_> = args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
+        let mut views = Vec::with_capacity(all.len());
+        for (i, (storage, layout)) in all.iter().enumerate() {
+            let Storage::Cpu(storage) = &**storage else {
+                candle_core::bail!("{}: a gradient or operand left the CPU", K::NAME)
+            };
+            let wanted = i < args.len() && args[i].track_op();
+            views.push(Arg { storage, layout, wanted });
+        }
+        let (args, rest) = views.split_at(args.len());
+        let (out, dout) = (rest[0], rest[1]);
+        let grads = with_float!(K::NAME, args[0].dtype(), T => {
+            self.0.kernel.backward::<T>(args, out, dout)
+        })?;
+        debug_assert_eq!(grads.len(), args.len(), "{}: one gradient per operand", K::NAME);
+        Ok(grads)
+    }
+}
+
+impl<K: Kernel> CustomOp1 for Op<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.forward(&[(s, l)])
+    }
+    fn bwd(&self, x: &Tensor, out: &Tensor, dout: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(self.backward(&[x], out, dout)?.swap_remove(0))
+    }
+}
+
+impl<K: Kernel> CustomOp2 for Op<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.forward(&[(s1, l1), (s2, l2)])
+    }
+    fn bwd(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+        out: &Tensor,
+        dout: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let mut grads = self.backward(&[x, y], out, dout)?;
+        let dy = grads.pop().flatten();
+        Ok((grads.pop().flatten(), dy))
+    }
+}
+
+impl<K: Kernel> CustomOp3 for Op<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.forward(&[(s1, l1), (s2, l2), (s3, l3)])
+    }
+    fn bwd(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+        z: &Tensor,
+        out: &Tensor,
+        dout: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let mut grads = self.backward(&[x, y, z], out, dout)?;
+        let (dz, dy) = (grads.pop().flatten(), grads.pop().flatten());
+        Ok((grads.pop().flatten(), dy, dz))
+    }
+}
+
+/// The one number of a scalar gradient.
+pub(crate) fn scalar(op: &'static str, dout: Arg) -> Result<f64> {
+    Ok(dout.as_type::<f64>(op)?.first().map_or(0.0, |d| d.f64()))
+}

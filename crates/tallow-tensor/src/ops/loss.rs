@@ -1,0 +1,216 @@
+//! Softmax cross-entropy, on logits or on the inputs of a linear layer.
+
+// N rows · D features · V classes
+
+use crate::{
+    Error, Result, composed,
+    cpu::{Arg, Kernel, Scalar, apply, scalar, tensor},
+};
+use candle_core::{CpuStorage, DType, Shape, Tensor, WithDType};
+use std::sync::{Arc, OnceLock};
+pub use tallow_kernels::loss::CrossEntropy;
+use tallow_kernels::{
+    Real,
+    loss::{self as kernels, Linear, Sums},
+};
+
+/// A loss before its division: regrouping micro-batches then changes nothing but rounding.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// The sum over counted rows; a scalar in f32 (f64 for f64 input), with its graph.
+    pub sum: Tensor,
+    /// Rows that were not ignored.
+    pub n_counted: u64,
+}
+
+impl Loss {
+    /// The mean over counted rows; NaN if all were ignored, as in PyTorch.
+    /// # Errors
+    /// Only candle's own.
+    pub fn mean(&self) -> Result<Tensor> {
+        Ok((&self.sum / self.n_counted as f64)?)
+    }
+}
+
+/// What forward leaves for backward: 8 bytes a row.
+struct Kept {
+    lse: Vec<f64>,
+    sums: Sums,
+}
+
+struct LogitsLoss {
+    targets: Vec<i64>,
+    cfg: CrossEntropy,
+    kept: Arc<OnceLock<Kept>>,
+}
+
+/// A scalar in the accumulator type of `T`.
+fn scalar_storage<T: Scalar>(x: f64) -> (CpuStorage, Shape) {
+    (T::Acc::to_cpu_storage_owned(vec![T::Acc::of(x)]), Shape::from(()))
+}
+
+impl Kernel for LogitsLoss {
+    const NAME: &'static str = "cross_entropy";
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let (x, classes) = (args[0].dense::<T>()?, args[0].last_dim());
+        let mut lse = vec![0.0; self.targets.len()];
+        let sums = kernels::cross_entropy(&mut lse, &x, &self.targets, classes, &self.cfg)?;
+        let _ = self.kept.set(Kept { lse, sums });
+        Ok(scalar_storage::<T>(sums.loss_sum))
+    }
+
+    fn backward<T: Scalar>(
+        &self,
+        args: &[Arg],
+        _out: Arg,
+        dout: Arg,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let kept = self.kept.get().expect("forward ran before backward");
+        let (x, classes) = (args[0].dense::<T>()?, args[0].last_dim());
+        let mut dx = vec![T::default(); x.len()];
+        kernels::cross_entropy_backward(
+            &mut dx,
+            &x,
+            &kept.lse,
+            &self.targets,
+            classes,
+            &self.cfg,
+            scalar(Self::NAME, dout)?,
+        )?;
+        Ok(vec![tensor(dx, args[0].shape())?])
+    }
+}
+
+/// The targets on the host, one per row of `x`.
+fn host_targets(op: &'static str, x: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
+    let n_rows = match *x.dims() {
+        [n, _] => n,
+        ref dims => {
+            let (found, expected) = (dims.to_vec(), "[rows, columns]".to_string());
+            return Err(Error::Shape { op, what: "input", found, expected });
+        }
+    };
+    if targets.dims() != [n_rows] {
+        let (found, expected) = (targets.dims().to_vec(), format!("[{n_rows}]"));
+        return Err(Error::Shape { op, what: "targets", found, expected });
+    }
+    match targets.dtype() {
+        DType::U8 | DType::U32 | DType::I64 => Ok(targets.to_dtype(DType::I64)?.to_vec1()?),
+        dtype => Err(Error::Targets { op, dtype }),
+    }
+}
+
+/// Cross-entropy of `logits` `[N, V]` with `targets` `[N]` (u8, u32 or i64), summed in f64.
+///
+/// PyTorch's meaning of ignored rows and label smoothing. Keeps `logits` and 8 bytes a row.
+/// # Errors
+/// If shapes do not fit, or a target is neither a class nor ignored.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
+    if !logits.device().is_cpu() {
+        return composed::cross_entropy(logits, targets, cfg);
+    }
+    let kept = Arc::new(OnceLock::new());
+    let targets = host_targets(LogitsLoss::NAME, logits, targets)?;
+    let sum = apply(LogitsLoss { targets, cfg: *cfg, kept: kept.clone() }, &[logits], &[])?;
+    Ok(Loss { sum, n_counted: kept.get().map_or(0, |k| k.sums.n_counted) })
+}
+
+struct LinearLoss {
+    targets: Vec<i64>,
+    cfg: CrossEntropy,
+    chunk_bytes: u64,
+    kept: Arc<OnceLock<Kept>>,
+}
+
+impl Kernel for LinearLoss {
+    const NAME: &'static str = "linear_cross_entropy";
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let mut lse = vec![0.0; self.targets.len()];
+        let sums = with_linear::<T, _>(args, |linear| {
+            let (targets, cfg) = (&self.targets, &self.cfg);
+            Ok(kernels::linear_cross_entropy(&mut lse, linear, targets, cfg, self.chunk_bytes)?)
+        })?;
+        let _ = self.kept.set(Kept { lse, sums });
+        Ok(scalar_storage::<T>(sums.loss_sum))
+    }
+
+    fn backward<T: Scalar>(
+        &self,
+        args: &[Arg],
+        _out: Arg,
+        dout: Arg,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let kept = self.kept.get().expect("forward ran before backward");
+        let scale = scalar(Self::NAME, dout)?;
+        let mut rooms: Vec<_> = args.iter().map(|arg| arg.room::<T>()).collect();
+        rooms.resize_with(3, || None);
+        let [dx, dweight, dbias] = &mut rooms[..] else { unreachable!("three rooms") };
+        with_linear::<T, _>(args, |linear| {
+            Ok(kernels::linear_cross_entropy_backward(
+                dx.as_deref_mut(),
+                dweight.as_deref_mut(),
+                dbias.as_deref_mut(),
+                linear,
+                &kept.lse,
+                &self.targets,
+                &self.cfg,
+                scale,
+                self.chunk_bytes,
+            )?)
+        })?;
+        let grads = rooms.into_iter().zip(args);
+        grads.map(|(d, arg)| d.map_or(Ok(None), |d| tensor(d, arg.shape()))).collect()
+    }
+}
+
+/// Runs `f` on the operands `x`, `weight` and perhaps `bias`.
+fn with_linear<T: Scalar, R>(args: &[Arg], f: impl FnOnce(&Linear<T>) -> Result<R>) -> Result<R> {
+    let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
+    let bias = args.get(2).map(|b| b.dense::<T>()).transpose()?;
+    let (n_classes, n_features) = (args[1].dims()[0], args[1].dims()[1]);
+    f(&Linear { x: &x, weight: &weight, bias: bias.as_deref(), n_features, n_classes })
+}
+
+/// Cross-entropy of the logits `x weight^T + bias` without ever holding them whole.
+///
+/// `x` `[N, D]`, `weight` `[V, D]`, `bias` `[V]`, `targets` `[N]` (u8, u32 or i64). Logits exist in
+/// chunks of rows of at most `chunk_bytes` (one row at least; 8 MiB is a good value) in f32. Keeps
+/// `x`, `weight` and 8 bytes a row; backward computes the logits again.
+/// # Errors
+/// If shapes do not fit, or a target is neither a class nor ignored.
+pub fn linear_cross_entropy(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    targets: &Tensor,
+    cfg: &CrossEntropy,
+    chunk_bytes: u64,
+) -> Result<Loss> {
+    let op = LinearLoss::NAME;
+    let host = host_targets(op, x, targets)?;
+    let mismatch = |what, t: &Tensor, expected: String| {
+        Err(Error::Shape { op, what, found: t.dims().to_vec(), expected })
+    };
+    let d = x.dims()[1];
+    let n_classes = match *weight.dims() {
+        [v, w] if w == d => v,
+        _ => return mismatch("weight", weight, format!("[classes, {d}]")),
+    };
+    if let Some(b) = bias
+        && b.dims() != [n_classes]
+    {
+        return mismatch("bias", b, format!("[{n_classes}]"));
+    }
+    if !x.device().is_cpu() {
+        return composed::linear_cross_entropy(x, weight, bias, targets, cfg, chunk_bytes);
+    }
+    let kept = Arc::new(OnceLock::new());
+    let op = LinearLoss { targets: host, cfg: *cfg, chunk_bytes, kept: kept.clone() };
+    let sum = match bias {
+        None => apply(op, &[x, weight], &[("weight", weight)]),
+        Some(b) => apply(op, &[x, weight, b], &[("weight", weight), ("bias", b)]),
+    }?;
+    Ok(Loss { sum, n_counted: kept.get().map_or(0, |k| k.sums.n_counted) })
+}

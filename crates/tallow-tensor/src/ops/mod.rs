@@ -1,0 +1,29 @@
+//! Differentiable operations on tensors.
+
+mod activation;
+mod attention;
+mod conv;
+mod dropout;
+mod embedding;
+mod linear;
+mod loss;
+mod norm;
+mod pool;
+mod reduce;
+mod rotary;
+mod softmax;
+
+pub use activation::{add_relu, gelu_erf, gelu_tanh, relu, silu};
+pub use attention::{Mask, attention};
+pub use conv::{Conv2dConfig, conv2d};
+pub use dropout::{DropKey, dropout};
+pub use embedding::embedding;
+pub use linear::{linear, matmul};
+pub use loss::{CrossEntropy, Loss, cross_entropy, linear_cross_entropy};
+pub use norm::{
+    ChannelStats, Then, batch_norm2d, batch_norm2d_given, layer_norm, rms_norm,
+};
+pub use pool::{Divisor, Pool2dConfig, avg_pool2d, global_avg_pool2d, max_pool2d};
+pub use reduce::{mean_all, sum_all};
+pub use rotary::{Rope, rope, rope_table};
+pub use softmax::{log_softmax, softmax};

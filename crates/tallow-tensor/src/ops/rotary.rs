@@ -1,0 +1,82 @@
+//! Rotary position embedding.
+
+use crate::{
+    Error, Result, composed,
+    cpu::{Arg, Kernel, Scalar, apply, tensor},
+};
+use candle_core::{CpuStorage, Device, Shape, Tensor};
+pub use tallow_kernels::rotary::Rope;
+use tallow_kernels::rotary as kernels;
+
+struct Rotary(Rope);
+
+impl Kernel for Rotary {
+    const NAME: &'static str = "rope";
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let (cos, sin) =
+            (args[1].as_type::<T::Acc>(Self::NAME)?, args[2].as_type::<T::Acc>(Self::NAME)?);
+        let x = args[0].dense::<T>()?;
+        let mut out = vec![T::default(); x.len()];
+        kernels::rope(&mut out, &x, &cos, &sin, args[0].last_dim(), self.0);
+        Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
+    }
+
+    fn backward<T: Scalar>(
+        &self,
+        args: &[Arg],
+        _out: Arg,
+        dout: Arg,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let (cos, sin) =
+            (args[1].as_type::<T::Acc>(Self::NAME)?, args[2].as_type::<T::Acc>(Self::NAME)?);
+        let mut dx = vec![T::default(); args[0].n_elems()];
+        let d = args[0].last_dim();
+        kernels::rope_backward(&mut dx, &dout.dense::<T>()?, &cos, &sin, d, self.0);
+        Ok(vec![tensor(dx, args[0].shape())?, None, None])
+    }
+}
+
+/// The tables of [`rope`]: cosines and sines `[tokens, head_dim / 2]` in f32, of angles
+/// `t * base^(-2 j / head_dim)` computed in f64.
+/// # Errors
+/// If `head_dim` is odd.
+pub fn rope_table(
+    n_tokens: usize,
+    head_dim: usize,
+    base: f64,
+    device: &Device,
+) -> Result<(Tensor, Tensor)> {
+    if !head_dim.is_multiple_of(2) {
+        let (found, expected) = (vec![head_dim], "even".to_string());
+        return Err(Error::Shape { op: Rotary::NAME, what: "head_dim", found, expected });
+    }
+    let (cos, sin) = kernels::rope_table::<f32>(n_tokens, head_dim, base);
+    let shape = (n_tokens, head_dim / 2);
+    Ok((Tensor::from_vec(cos, shape, device)?, Tensor::from_vec(sin, shape, device)?))
+}
+
+/// Turns the pairs of each head by the angles of their position (Su et al. 2021).
+///
+/// `x` `[..., T, D]`; `cos`, `sin` `[T, D / 2]` of any float dtype, without gradients. Keeps the
+/// tables.
+/// # Errors
+/// If shapes do not fit.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: Rope) -> Result<Tensor> {
+    let op = Rotary::NAME;
+    let &[.., tokens, d] = x.dims() else {
+        let (found, expected) = (x.dims().to_vec(), "[..., tokens, head_dim]".to_string());
+        return Err(Error::Shape { op, what: "input", found, expected });
+    };
+    for (what, t) in [("cos", cos), ("sin", sin)] {
+        if t.dims() != [tokens, d / 2] || d % 2 != 0 {
+            let (found, expected) = (t.dims().to_vec(), format!("[{tokens}, {d} / 2]"));
+            return Err(Error::Shape { op, what, found, expected });
+        }
+    }
+    if x.device().is_cpu() {
+        apply(Rotary(style), &[x, cos, sin], &[])
+    } else {
+        composed::rope(x, cos, sin, style)
+    }
+}
