@@ -130,7 +130,9 @@ impl CrossEntropy {
         for ((lse, &target), row) in lse.iter_mut().zip(targets).zip(rows) {
             *lse = row.max + row.sum_exp.ln();
             if target != self.ignore_index {
-                sums.loss_sum += *lse - row.mixed(self.label_smoothing, n_classes);
+                // Not `lse - mixed`: beside a large maximum the logarithm would lose its digits.
+                let mixed = row.mixed(self.label_smoothing, n_classes);
+                sums.loss_sum += (row.max - mixed) + row.sum_exp.ln();
                 sums.n_counted += 1;
             }
         }

@@ -87,7 +87,8 @@ fn backward<T: Element>(op: Op, inputs: &Inputs) -> (Vec<T>, Vec<T::Acc>, Vec<T:
                 log_softmax_backward
             };
             backward(&mut dx, &forward::<T>(op, inputs), &dout, n_cols);
-            (dw.clear(), db.clear());
+            dw.clear();
+            db.clear();
         }
     }
     (dx, dw, db)
