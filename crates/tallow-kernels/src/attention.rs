@@ -211,18 +211,7 @@ fn query_block<T: Element>(
             let (s, hidden) = s[i * n_k..][..n_k].split_at_mut(seen);
             hidden.fill(zero);
             s.iter_mut().for_each(|s| *s *= scale);
-            let m_new = m[i].max(max(s));
-            // While all scores are -inf they are exponentiated as they are, and give 0.
-            let shift = if m_new == T::Acc::of(f64::NEG_INFINITY) {
-                zero
-            } else {
-                m_new
-            };
-            let alpha = (m[i] - shift).exp();
-            s.iter_mut().for_each(|s| *s = (*s - shift).exp());
-            l[i] = l[i] * alpha.f64() + lanes(s, |p| p.f64());
-            m[i] = m_new;
-            o[i * d..][..d].iter_mut().for_each(|o| *o *= alpha);
+            absorb_row(s, &mut m[i], &mut l[i], &mut o[i * d..][..d]);
         }
         gemm_serial(
             &mut o,
@@ -245,6 +234,23 @@ fn query_block<T: Element>(
         }
         lse[i] = T::Acc::of(m[i].f64() + l[i].ln());
     }
+}
+
+/// Turns a row's scores into `exp(s - m)`, raising `m` to the row's maximum, and brings the
+/// denominator `l` and the output `o` to the new `m`.
+fn absorb_row<R: Real>(s: &mut [R], m: &mut R, l: &mut f64, o: &mut [R]) {
+    let m_new = m.max(max(s));
+    // While all scores are -inf they are exponentiated as they are, and give 0.
+    let shift = if m_new == R::of(f64::NEG_INFINITY) {
+        R::of(0.0)
+    } else {
+        m_new
+    };
+    let alpha = (*m - shift).exp();
+    s.iter_mut().for_each(|s| *s = (*s - shift).exp());
+    *l = *l * alpha.f64() + lanes(s, |p| p.f64());
+    *m = m_new;
+    o.iter_mut().for_each(|o| *o *= alpha);
 }
 
 /// Gradients of [`attention`], each where asked for, from its inputs, its `out` and its `lse`.
@@ -271,18 +277,14 @@ pub fn attention_backward<T: Element>(
     scale: f64,
 ) {
     assert_lens("attention_backward", shape, &[q, out, dout], &[k, v], lse);
-    assert!(
-        dq.as_ref().is_none_or(|dq| dq.len() == q.len()),
-        "attention_backward: dq"
-    );
-    assert!(
-        dk.as_ref().is_none_or(|dk| dk.len() == k.len()),
-        "attention_backward: dk"
-    );
-    assert!(
-        dv.as_ref().is_none_or(|dv| dv.len() == v.len()),
-        "attention_backward: dv"
-    );
+    for (name, grad, len) in [
+        ("dq", &dq, q.len()),
+        ("dk", &dk, k.len()),
+        ("dv", &dv, v.len()),
+    ] {
+        let fits = grad.as_ref().is_none_or(|grad| grad.len() == len);
+        assert!(fits, "attention_backward: length of {name}");
+    }
     let (dq, dk, dv) = (
         dq.map(Disjoint::new),
         dk.map(Disjoint::new),

@@ -1,7 +1,7 @@
 //! Sums and means, added up in `f64` whatever is stored.
 //!
 //! A sum in `f16` stalls at 2048 and one in `bf16` at 256; these do not. Each sum runs in
-//! [`LANES`] independent lanes so that the compiler can vectorise it, and long ones in fixed
+//! eight independent lanes so that the compiler can vectorise it, and long ones in fixed
 //! blocks, so that the result is the same bit for bit on any number of threads.
 
 use crate::{Element, Real, cast::round, par};
