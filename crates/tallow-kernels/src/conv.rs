@@ -39,7 +39,12 @@ pub struct Conv2dConfig {
 
 impl Conv2dConfig {
     /// Stride 1, no padding, no dilation, one group.
-    pub const UNIT: Self = Self { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+    pub const UNIT: Self = Self {
+        stride: [1, 1],
+        padding: [0, 0],
+        dilation: [1, 1],
+        groups: 1,
+    };
 }
 
 /// Checked sizes of one convolution.
@@ -78,19 +83,52 @@ impl Conv2dShape {
         let fits = weight_channels.checked_mul(cfg.groups) == Some(channels);
         if !fits || !out_channels.is_multiple_of(cfg.groups) {
             let groups = cfg.groups;
-            return Err(Error::Channels { in_channels: channels, weight, groups });
+            return Err(Error::Channels {
+                in_channels: channels,
+                weight,
+                groups,
+            });
         }
         let output = [
-            out_extent(op, "height", h, r, cfg.stride[0], cfg.padding[0], cfg.dilation[0])?,
-            out_extent(op, "width", w, s, cfg.stride[1], cfg.padding[1], cfg.dilation[1])?,
+            out_extent(
+                op,
+                "height",
+                h,
+                r,
+                cfg.stride[0],
+                cfg.padding[0],
+                cfg.dilation[0],
+            )?,
+            out_extent(
+                op,
+                "width",
+                w,
+                s,
+                cfg.stride[1],
+                cfg.padding[1],
+                cfg.dilation[1],
+            )?,
         ];
         let (batch, input, kernel) = (input[0], [h, w], [r, s]);
-        Ok(Self { batch, channels, out_channels, input, output, kernel, cfg })
+        Ok(Self {
+            batch,
+            channels,
+            out_channels,
+            input,
+            output,
+            kernel,
+            cfg,
+        })
     }
 
     /// `[N, O, P, Q]`.
     pub fn out_dims(&self) -> [usize; 4] {
-        [self.batch, self.out_channels, self.output[0], self.output[1]]
+        [
+            self.batch,
+            self.out_channels,
+            self.output[0],
+            self.output[1],
+        ]
     }
 
     fn group_in(&self) -> usize {
@@ -142,7 +180,12 @@ pub(crate) fn out_extent(
     let window = (kernel - 1).saturating_mul(dilation).saturating_add(1);
     let padded = padding.saturating_mul(2).saturating_add(extent);
     if window > padded {
-        return Err(Error::Window { op, axis, window, padded });
+        return Err(Error::Window {
+            op,
+            axis,
+            window,
+            padded,
+        });
     }
     Ok((padded - window) / stride + 1)
 }
@@ -153,7 +196,9 @@ pub(crate) fn out_extent(
 /// gradient of the input keeps one widened image block per thread; both are included.
 pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape) -> u64 {
     let depth = shape.depth().min(BLOCK_DEPTH).max(shape.taps());
-    let tile = shape.tile_pixels(shape.depth()).max(shape.tile_pixels(depth));
+    let tile = shape
+        .tile_pixels(shape.depth())
+        .max(shape.tile_pixels(depth));
     let unfold = shape.depth() * shape.tile_pixels(shape.depth());
     let products = shape.group_out() * tile;
     let block = BLOCK_OUT * depth;
@@ -238,11 +283,26 @@ fn visit_rows(
     mut f: impl FnMut(usize, usize, Option<(usize, usize)>),
 ) {
     let ([h, w], q_extent) = (shape.input, shape.output[1]);
-    let Conv2dConfig { stride, padding, dilation, .. } = shape.cfg;
-    let (r, s) = (tap / shape.kernel[1] * dilation[0], tap % shape.kernel[1] * dilation[1]);
+    let Conv2dConfig {
+        stride,
+        padding,
+        dilation,
+        ..
+    } = shape.cfg;
+    let (r, s) = (
+        tap / shape.kernel[1] * dilation[0],
+        tap % shape.kernel[1] * dilation[1],
+    );
     // Output columns q for which 0 <= q * stride + s - padding < w.
-    let q_from = padding[1].saturating_sub(s).div_ceil(stride[1]).min(q_extent);
-    let q_to = (w + padding[1]).saturating_sub(s).div_ceil(stride[1]).min(q_extent).max(q_from);
+    let q_from = padding[1]
+        .saturating_sub(s)
+        .div_ceil(stride[1])
+        .min(q_extent);
+    let q_to = (w + padding[1])
+        .saturating_sub(s)
+        .div_ceil(stride[1])
+        .min(q_extent)
+        .max(q_from);
     let mut at = 0;
     while at < n_pixels {
         let (p, q) = ((pixel + at) / q_extent, (pixel + at) % q_extent);
@@ -279,8 +339,15 @@ pub fn conv2d<T: Element>(
 ) {
     assert_eq!(out.len(), shape.out_elems(), "conv2d: output of {shape:?}");
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
-    assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
-    assert!(bias.is_none_or(|b| b.len() == shape.out_channels), "conv2d: bias of {shape:?}");
+    assert_eq!(
+        weight.len(),
+        shape.weight_elems(),
+        "conv2d: weight of {shape:?}"
+    );
+    assert!(
+        bias.is_none_or(|b| b.len() == shape.out_channels),
+        "conv2d: bias of {shape:?}"
+    );
     let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
     let weight = widened(weight);
     let dst = Disjoint::new(out);
@@ -324,7 +391,11 @@ fn for_each_tile<S: Default + Send>(
 /// Tiles over the given images: several small images share one, a large image has several.
 fn tiles(shape: &Conv2dShape, depth: usize, images: std::ops::Range<usize>) -> Vec<Tile> {
     let (pixels, width) = (shape.out_pixels(), shape.tile_pixels(depth));
-    let unit = if pixels <= width { width / pixels * pixels } else { pixels };
+    let unit = if pixels <= width {
+        width / pixels * pixels
+    } else {
+        pixels
+    };
     let (first, last) = (images.start * pixels, images.end * pixels);
     let mut tiles = Vec::new();
     for start in (first..last).step_by(unit) {
@@ -346,7 +417,11 @@ fn patches<'a, T: Element>(
     group: usize,
     tile: Tile,
 ) -> Mat<'a, T::Acc> {
-    let (first, n, pixels) = (group * shape.group_in(), shape.group_in(), shape.out_pixels());
+    let (first, n, pixels) = (
+        group * shape.group_in(),
+        shape.group_in(),
+        shape.out_pixels(),
+    );
     let width = tile.end - tile.start;
     if let Some(x) = T::as_acc(x)
         && shape.is_pointwise()
@@ -354,7 +429,13 @@ fn patches<'a, T: Element>(
     {
         let start = (tile.start / pixels * shape.channels + first) * pixels + tile.start % pixels;
         let (n_rows, n_cols) = (n, width);
-        return Mat { data: &x[start..], n_rows, n_cols, row_stride: pixels, col_stride: 1 };
+        return Mat {
+            data: &x[start..],
+            n_rows,
+            n_cols,
+            row_stride: pixels,
+            col_stride: 1,
+        };
     }
     unfold(col, x, shape, first, n, tile);
     Mat::new(col, shape.depth(), width)
@@ -369,9 +450,21 @@ pub fn conv2d_backward_input<T: Element>(
     weight: &[T],
     shape: &Conv2dShape,
 ) {
-    assert_eq!(dx.len(), shape.in_elems(), "conv2d: input gradient of {shape:?}");
-    assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
-    assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
+    assert_eq!(
+        dx.len(),
+        shape.in_elems(),
+        "conv2d: input gradient of {shape:?}"
+    );
+    assert_eq!(
+        dout.len(),
+        shape.out_elems(),
+        "conv2d: output gradient of {shape:?}"
+    );
+    assert_eq!(
+        weight.len(),
+        shape.weight_elems(),
+        "conv2d: weight of {shape:?}"
+    );
     if shape.in_pixels() == 0 {
         return;
     }
@@ -382,7 +475,10 @@ pub fn conv2d_backward_input<T: Element>(
     (0..shape.batch * shape.cfg.groups * blocks)
         .into_par_iter()
         .for_each_init(Vec::new, |scratch, t| {
-            let (image, t) = (t / (shape.cfg.groups * blocks), t % (shape.cfg.groups * blocks));
+            let (image, t) = (
+                t / (shape.cfg.groups * blocks),
+                t % (shape.cfg.groups * blocks),
+            );
             let (group, first) = (t / blocks, t % blocks * block);
             let n = block.min(shape.group_in() - first);
             let c = image * shape.channels + group * shape.group_in() + first;
@@ -392,7 +488,14 @@ pub fn conv2d_backward_input<T: Element>(
                 Some(dx) => fold_block(dx, dout, &weight, shape, scratch, (image, group, first, n)),
                 None => {
                     let mut acc = vec![T::Acc::of(0.0); dx.len()];
-                    fold_block(&mut acc, dout, &weight, shape, scratch, (image, group, first, n));
+                    fold_block(
+                        &mut acc,
+                        dout,
+                        &weight,
+                        shape,
+                        scratch,
+                        (image, group, first, n),
+                    );
                     for (dx, acc) in dx.iter_mut().zip(acc) {
                         *dx = T::narrow(acc);
                     }
@@ -413,7 +516,14 @@ fn fold_block<T: Element>(
     let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
     let rows = n * shape.taps();
     let w = &weight[group * group_out * depth + first * shape.taps()..];
-    let w = Mat { data: w, n_rows: group_out, n_cols: rows, row_stride: depth, col_stride: 1 }.t();
+    let w = Mat {
+        data: w,
+        n_rows: group_out,
+        n_cols: rows,
+        row_stride: depth,
+        col_stride: 1,
+    }
+    .t();
     let start = (image * shape.out_channels + group * group_out) * pixels;
     let dout = &dout[start..start + group_out * pixels];
     let dout = widened(dout);
@@ -427,7 +537,13 @@ fn fold_block<T: Element>(
         let width = tile.end - tile.start;
         col.resize(rows * width, T::Acc::of(0.0));
         let data = &dout[tile.start..];
-        let d = Mat { data, n_rows: group_out, n_cols: width, row_stride: pixels, col_stride: 1 };
+        let d = Mat {
+            data,
+            n_rows: group_out,
+            n_cols: width,
+            row_stride: pixels,
+            col_stride: 1,
+        };
         gemm_serial(col, width, w, d, Store::Overwrite);
         for (row, col) in col.chunks_exact(width).enumerate() {
             let (c, tap) = (row / shape.taps(), row % shape.taps());
@@ -436,7 +552,10 @@ fn fold_block<T: Element>(
                 let Some((from, step)) = source else { return };
                 let col = &col[offset..offset + n];
                 if step == 1 {
-                    plane[from..from + n].iter_mut().zip(col).for_each(|(x, &c)| *x += c);
+                    plane[from..from + n]
+                        .iter_mut()
+                        .zip(col)
+                        .for_each(|(x, &c)| *x += c);
                 } else {
                     let plane = plane[from..].iter_mut().step_by(step);
                     plane.zip(col).for_each(|(x, &c)| *x += c);
@@ -455,13 +574,23 @@ pub fn conv2d_backward_weight<T: Element>(
     x: &[T],
     shape: &Conv2dShape,
 ) {
-    assert_eq!(dweight.len(), shape.weight_elems(), "conv2d: weight gradient of {shape:?}");
-    assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
+    assert_eq!(
+        dweight.len(),
+        shape.weight_elems(),
+        "conv2d: weight gradient of {shape:?}"
+    );
+    assert_eq!(
+        dout.len(),
+        shape.out_elems(),
+        "conv2d: output gradient of {shape:?}"
+    );
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
     let (depth, taps) = (shape.depth(), shape.taps());
     let block_in = (BLOCK_DEPTH / taps).clamp(1, shape.group_in());
-    let (blocks_in, blocks_out) =
-        (shape.group_in().div_ceil(block_in), shape.group_out().div_ceil(BLOCK_OUT));
+    let (blocks_in, blocks_out) = (
+        shape.group_in().div_ceil(block_in),
+        shape.group_out().div_ceil(BLOCK_OUT),
+    );
     let n_blocks = shape.cfg.groups * blocks_out * blocks_in;
     let tiles = tiles(shape, depth.min(BLOCK_DEPTH), 0..shape.batch);
     // Few blocks: cut over pixels too, and add the partial sums in the order of the cuts.
@@ -471,7 +600,13 @@ pub fn conv2d_backward_weight<T: Element>(
         let (b, cut) = (t / n_cuts, t % n_cuts);
         let block = weight_block(shape, b, blocks_in, blocks_out, block_in);
         let to = ((cut + 1) * cut_tiles).min(tiles.len());
-        weight_partial(shape, &block, dout, x, &tiles[(cut * cut_tiles).min(to)..to])
+        weight_partial(
+            shape,
+            &block,
+            dout,
+            x,
+            &tiles[(cut * cut_tiles).min(to)..to],
+        )
     });
     for (b, partials) in partials.chunks(n_cuts).enumerate() {
         let block = weight_block(shape, b, blocks_in, blocks_out, block_in);
@@ -505,7 +640,13 @@ fn weight_block(
     let (group, b) = (b / (blocks_in * blocks_out), b % (blocks_in * blocks_out));
     let (first_out, first_in) = (b / blocks_in * BLOCK_OUT, b % blocks_in * block_in);
     let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
-    WeightBlock { group, first_out, n_out, first_in, n_in: block_in.min(shape.group_in() - first_in) }
+    WeightBlock {
+        group,
+        first_out,
+        n_out,
+        first_in,
+        n_in: block_in.min(shape.group_in() - first_in),
+    }
 }
 
 /// `dout * patches^T` of one block over some tiles.
@@ -531,7 +672,10 @@ fn weight_partial<T: Element>(
                 widen_row(&mut row[at..at + n], &dout[start..start + n]);
             });
         }
-        let (d, col) = (Mat::new(&d, block.n_out, width), Mat::new(&col, cols, width).t());
+        let (d, col) = (
+            Mat::new(&d, block.n_out, width),
+            Mat::new(&col, cols, width).t(),
+        );
         gemm_serial(&mut acc, cols, d, col, Store::Add);
     }
     acc
@@ -541,8 +685,16 @@ fn weight_partial<T: Element>(
 /// # Panics
 /// If a length does not match `shape`.
 pub fn conv2d_backward_bias<T: Element>(dbias: &mut [T], dout: &[T], shape: &Conv2dShape) {
-    assert_eq!(dbias.len(), shape.out_channels, "conv2d: bias gradient of {shape:?}");
-    assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
+    assert_eq!(
+        dbias.len(),
+        shape.out_channels,
+        "conv2d: bias gradient of {shape:?}"
+    );
+    assert_eq!(
+        dout.len(),
+        shape.out_elems(),
+        "conv2d: output gradient of {shape:?}"
+    );
     let pixels = shape.out_pixels();
     let sums = tasks(shape.out_channels, |o| {
         (0..shape.batch)
@@ -564,9 +716,17 @@ pub fn conv2d_scalar<T: Element>(
 ) {
     let ([h, w], [p_extent, q_extent], [r_extent, s_extent]) =
         (shape.input, shape.output, shape.kernel);
-    let Conv2dConfig { stride, padding, dilation, .. } = shape.cfg;
+    let Conv2dConfig {
+        stride,
+        padding,
+        dilation,
+        ..
+    } = shape.cfg;
     for (i, out) in out.iter_mut().enumerate() {
-        let (n, o) = (i / shape.out_pixels() / shape.out_channels, i / shape.out_pixels() % shape.out_channels);
+        let (n, o) = (
+            i / shape.out_pixels() / shape.out_channels,
+            i / shape.out_pixels() % shape.out_channels,
+        );
         let (p, q) = (i % shape.out_pixels() / q_extent, i % q_extent);
         debug_assert!(p < p_extent);
         let first = o / shape.group_out() * shape.group_in();

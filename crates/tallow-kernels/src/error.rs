@@ -48,7 +48,9 @@ pub enum Error {
         kernel: usize,
     },
     /// Batch statistics of a single value have no variance.
-    #[error("batch norm: one value per channel in {shape:?} (batch, channels, pixels); training needs more")]
+    #[error(
+        "batch norm: one value per channel in {shape:?} (batch, channels, pixels); training needs more"
+    )]
     OneValuePerChannel {
         /// Batch, channels, pixels.
         shape: [usize; 3],

@@ -1,1 +1,24 @@
-//! Placeholder.
+//! Networks built from tallow's layers, under the parameter names of torchvision.
+//!
+//! *Memory:* parameters and running statistics; [`ResNetConfig::n_params`] prices them before the
+//! model is built. *Needs:* candle and `tallow-tensor`.
+//!
+//! ```
+//! use candle_core::{DType, Device, ModuleT, Tensor};
+//! use tallow_models::ResNetConfig;
+//! use tallow_tensor::Params;
+//!
+//! let params = Params::new(0);
+//! let config = ResNetConfig::digits();
+//! let model = config.build(params.builder(DType::F32, &Device::Cpu))?;
+//! let logits = model.forward_t(&Tensor::zeros((2, 1, 28, 28), DType::F32, &Device::Cpu)?, true)?;
+//! assert_eq!(logits.dims(), [2, 10]);
+//! assert_eq!(params.n_trainable(), config.n_params());
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod resnet;
+
+pub use resnet::{Block, ResNet, ResNetConfig, Stem};

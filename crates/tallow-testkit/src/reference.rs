@@ -7,6 +7,7 @@ const TENSORS: &[u8] = include_bytes!("../reference/ops.safetensors");
 const CASES: &str = include_str!("../reference/ops.json");
 const LOSS_SCALE: &str = include_str!("../reference/loss_scale.json");
 const RESNET50: &str = include_str!("../reference/resnet50.json");
+const RESNET50_MIXED: &str = include_str!("../reference/resnet50_mixed.json");
 
 /// The reference: cases with their attributes, and tensors by name.
 pub struct Reference {
@@ -109,6 +110,11 @@ impl Reference {
     /// Loss and gradient norms of the standard ResNet-50; its `rule` says from which parameters.
     pub fn resnet50(&self) -> Value {
         serde_json::from_str(RESNET50).expect("resnet50.json is well formed")
+    }
+
+    /// The same for well-mixed parameters, which make a well-conditioned network.
+    pub fn resnet50_mixed(&self) -> Value {
+        serde_json::from_str(RESNET50_MIXED).expect("resnet50_mixed.json is well formed")
     }
 
     /// A dynamic loss scale over 40 updates.

@@ -1,0 +1,57 @@
+//! Why a run cannot start or go on.
+
+use crate::SplitError;
+
+/// What trainers return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a run cannot start or go on. Weights are as they were before the update that failed.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Batch numbers that do not fit together.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// A setting outside the range in which training means anything.
+    #[error("{name} is {value}, it must be {expected}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// The range.
+        expected: &'static str,
+    },
+    /// A run of no updates.
+    #[error("the run would make 0 updates: {reason}")]
+    NoUpdates {
+        /// Which number makes it so.
+        reason: String,
+    },
+    /// Parameters that the loss does not reach: an operation between lost the gradient.
+    #[error(
+        "{} parameters got no gradient in the first update: {}; an operation without backward lies \
+         between them and the loss, or they are to be frozen", names.len(), names.join(", ")
+    )]
+    MissingGradients {
+        /// Their names, sorted.
+        names: Vec<String>,
+    },
+    /// The loss is NaN or infinite.
+    #[error("the loss of update {update} is {loss}; a lower learning rate may keep it finite")]
+    NonFinite {
+        /// The update, from 1.
+        update: u64,
+        /// The loss.
+        loss: f64,
+    },
+    /// The data set's.
+    #[error(transparent)]
+    Data(#[from] tallow_data::Error),
+    /// An operation's.
+    #[error(transparent)]
+    Tensor(#[from] tallow_tensor::Error),
+    /// Candle's.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
