@@ -36,9 +36,10 @@ impl Epochs {
         all.min(self.max_updates.unwrap_or(u64::MAX))
     }
 
+    /// That the plan makes updates at all; [`fit`] asks first.
     /// # Errors
     /// If the run would make no update, or no batch can be filled.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let n_images = self.train.n_images();
         if self.batch > n_images {
             let reason = format!("a batch of {} is more than the {n_images} images", self.batch);

@@ -1,0 +1,74 @@
+//! What a run leaves behind.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::{fs, path::Path};
+
+/// `report.json`. A field is `null` where this version has nothing to say.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// The run: its data set and model.
+    pub(crate) name: String,
+    /// The model.
+    pub(crate) model: String,
+    /// Trainable elements.
+    pub(crate) params: u64,
+    /// Samples an update.
+    pub(crate) batch: u64,
+    /// Samples of a micro-batch.
+    pub(crate) micro_batch: u64,
+    /// Height, width of the images.
+    pub(crate) size: [usize; 2],
+    /// Compute dtype.
+    pub(crate) precision: String,
+    /// Recomputation policy.
+    pub(crate) recompute: String,
+    /// Optimizer.
+    pub(crate) optimizer: String,
+    /// Seed of weights and order.
+    pub(crate) seed: u64,
+    /// Updates made.
+    pub(crate) updates: u64,
+    /// The counting allocator's high-water mark over the whole process.
+    pub(crate) peak_bytes: u64,
+    /// What was foreseen.
+    pub(crate) predicted_peak_bytes: Option<u64>,
+    /// What was allowed.
+    pub(crate) budget_bytes: Option<u64>,
+    /// The system's resident peak.
+    pub(crate) rss_peak_bytes: Option<u64>,
+    /// Seconds an update, evaluation excluded.
+    pub(crate) secs_per_step: f64,
+    /// Training samples a second.
+    pub(crate) samples_per_sec: f64,
+    /// Mean loss over the held-out images.
+    pub(crate) loss: f64,
+    /// Mean training loss of the last batch.
+    pub(crate) train_loss: f64,
+    /// Share of held-out images classified right.
+    pub(crate) accuracy: f64,
+    /// Updates skipped for overflow.
+    pub(crate) skipped_steps: u64,
+}
+
+/// Makes the folder before the run, so that a path that cannot be written ends it at once.
+///
+/// # Errors
+/// If the folder cannot be made or written.
+pub(crate) fn prepare(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("--out `{}`", folder.display()))?;
+    let probe = folder.join(".tallow-write-test");
+    fs::write(&probe, b"").with_context(|| format!("--out `{}`", folder.display()))?;
+    fs::remove_file(&probe).with_context(|| format!("--out `{}`", folder.display()))
+}
+
+/// Writes `report.json` whole or not at all.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
+    let (path, part) = (folder.join("report.json"), folder.join("report.json.part"));
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    fs::write(&part, text).with_context(|| format!("`{}`", part.display()))?;
+    fs::rename(&part, &path).with_context(|| format!("`{}`", path.display()))
+}

@@ -1,0 +1,113 @@
+//! `tallow train`.
+
+use crate::{
+    config::{Config, Source},
+    report::{self, Report},
+    view::View,
+};
+use anyhow::{Context, Result, ensure};
+use candle_core::{DType, Device};
+use std::path::Path;
+use tallow_data::{ImageSet, Pixels};
+use tallow_memory::Meter;
+use tallow_models::ResNetConfig;
+use tallow_tensor::Params;
+use tallow_train::{Epochs, Outcome, Recipe, Trainer, fit};
+
+const DTYPE: DType = DType::F32;
+
+/// Trains, prints what happens, and leaves `report.json` in `out`.
+///
+/// # Errors
+/// If the data cannot be read, the folder cannot be written, or training fails.
+pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> {
+    let (train, held_out) = open(config)?;
+    let [height, width] = [train.height(), train.width()];
+    let model_config =
+        ResNetConfig { n_classes: train.n_classes().max(held_out.n_classes()), ..ResNetConfig::digits() };
+    report::prepare(out)?;
+    let device = Device::Cpu;
+    let params = Params::new(config.seed);
+    let model = model_config.build(params.builder(DTYPE, &device))?;
+    let recipe = Recipe {
+        split: config.split,
+        optimizer: config.optimizer,
+        label_smoothing: config.label_smoothing,
+    };
+    let plan = Epochs {
+        train,
+        held_out,
+        pixels: Pixels::digits(DTYPE, &device),
+        batch: config.split.batch(),
+        epochs: config.epochs,
+        max_updates: config.max_updates,
+        seed: config.seed,
+    };
+    plan.check()?;
+    println!(
+        "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {}",
+        params.n_trainable(),
+        plan.train.n_images(),
+        plan.held_out.n_images(),
+        plan.batch,
+    );
+    let mut trainer = Trainer::new(model, params.trainable(), recipe)?;
+    let mut view = View::new(plan.n_updates(), plan.epochs, meter);
+    let outcome = fit(&mut trainer, &plan, |event| view.show(event))?;
+    let (peak_bytes, rss_peak_bytes) =
+        (meter.peak_bytes(), tallow_memory::resident_peak_bytes().ok());
+    view.finish(&outcome, peak_bytes, rss_peak_bytes);
+    let report = Report {
+        peak_bytes,
+        rss_peak_bytes,
+        ..summary(config, &outcome, params.n_trainable(), [height, width])
+    };
+    report::write(out, &report)?;
+    println!("report in {}", out.join("report.json").display());
+    Ok(())
+}
+
+/// The images, cut into those to learn from and those to judge by.
+fn open(config: &Config) -> Result<(ImageSet, ImageSet)> {
+    let set = match &config.source {
+        Source::Digits => ImageSet::digits()?,
+        Source::Folder(folder) => ImageSet::open_dir(folder).context("data.source")?,
+    };
+    let n_images = set.n_images();
+    let held_out = config.held_out.unwrap_or(n_images / 10).max(1);
+    ensure!(
+        held_out < n_images,
+        "data.held_out {held_out} leaves nothing of the {n_images} images to learn from"
+    );
+    Ok(set.split(n_images - held_out)?)
+}
+
+fn summary(config: &Config, outcome: &Outcome, params: u64, size: [usize; 2]) -> Report {
+    let secs = outcome.training.as_secs_f64();
+    Report {
+        name: match &config.source {
+            Source::Digits => "digits".to_string(),
+            Source::Folder(folder) => folder.display().to_string(),
+        },
+        model: "resnet-digits".to_string(),
+        params,
+        batch: config.split.batch() as u64,
+        micro_batch: config.split.micro_batch() as u64,
+        size,
+        precision: "f32".to_string(),
+        recompute: "none".to_string(),
+        optimizer: "adamw".to_string(),
+        seed: config.seed,
+        updates: outcome.n_updates,
+        peak_bytes: 0,
+        predicted_peak_bytes: None,
+        budget_bytes: None,
+        rss_peak_bytes: None,
+        secs_per_step: secs / outcome.n_updates as f64,
+        samples_per_sec: outcome.n_samples as f64 / secs,
+        loss: outcome.held_out.loss,
+        train_loss: outcome.last_loss,
+        accuracy: outcome.held_out.accuracy,
+        skipped_steps: 0,
+    }
+}

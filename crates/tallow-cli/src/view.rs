@@ -1,0 +1,80 @@
+//! What a person sees of a run.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use tallow_memory::Meter;
+use tallow_train::{Event, Outcome};
+
+/// A progress bar on a terminal, a line an epoch elsewhere.
+pub(crate) struct View<'a> {
+    bar: Option<ProgressBar>,
+    meter: &'a dyn Meter,
+    epochs: u64,
+    loss: f64,
+}
+
+impl<'a> View<'a> {
+    /// For a run of `n_updates` in `epochs`.
+    pub(crate) fn new(n_updates: u64, epochs: u64, meter: &'a dyn Meter) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = "{bar:30} {pos}/{len} updates, {msg}, {eta} left";
+            let style = ProgressStyle::with_template(style).expect("a fixed template");
+            ProgressBar::new(n_updates).with_style(style)
+        });
+        Self { bar, meter, epochs, loss: f64::NAN }
+    }
+
+    /// Shows one event.
+    pub(crate) fn show(&mut self, event: Event) {
+        match event {
+            Event::Updated { n_updates, update } => {
+                self.loss = update.loss;
+                if let Some(bar) = &self.bar {
+                    let peak = mib(self.meter.peak_bytes());
+                    bar.set_message(format!("loss {:.4}, peak {peak}", update.loss));
+                    bar.set_position(n_updates);
+                }
+            }
+            Event::Evaluated { epoch, evaluation } => {
+                let line = format!(
+                    "epoch {epoch}/{}: loss {:.4}, held-out loss {:.4}, accuracy {:.2} %, peak {}",
+                    self.epochs,
+                    self.loss,
+                    evaluation.loss,
+                    100.0 * evaluation.accuracy,
+                    mib(self.meter.peak_bytes()),
+                );
+                match &self.bar {
+                    Some(bar) => bar.println(line),
+                    None => println!("{line}"),
+                }
+            }
+        }
+    }
+
+    /// Ends the bar and sums the run up.
+    pub(crate) fn finish(self, outcome: &Outcome, peak_bytes: u64, rss_peak_bytes: Option<u64>) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        let secs = outcome.training.as_secs_f64();
+        println!(
+            "{} updates in {secs:.1} s ({:.0} samples/s)",
+            outcome.n_updates,
+            outcome.n_samples as f64 / secs,
+        );
+        println!(
+            "held-out loss {:.6}, accuracy {:.2} % of {} images",
+            outcome.held_out.loss,
+            100.0 * outcome.held_out.accuracy,
+            outcome.held_out.n_samples,
+        );
+        let resident = rss_peak_bytes.map_or("unknown".to_string(), mib);
+        println!("peak {} counted ({peak_bytes} bytes), {resident} resident", mib(peak_bytes));
+    }
+}
+
+/// Bytes as a person reads them.
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
