@@ -29,6 +29,20 @@ pub(crate) struct Config {
     pub(crate) label_smoothing: f64,
     /// The optimizer.
     pub(crate) optimizer: AdamW,
+    /// How its learning rate changes.
+    pub(crate) schedule: Decay,
+}
+
+/// The name of a schedule; the length of the run is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Decay {
+    /// None.
+    Constant,
+    /// Evenly to 0.
+    Linear,
+    /// Along half a cosine to 0.
+    Cosine,
 }
 
 /// Where images come from.
@@ -63,6 +77,7 @@ struct Train {
     max_updates: Option<u64>,
     seed: Option<u64>,
     learning_rate: Option<f64>,
+    schedule: Option<Decay>,
     label_smoothing: Option<f64>,
 }
 
@@ -126,6 +141,7 @@ fn checked(data: Data, train: Train, optimizer: &OptimizerSection) -> Result<Con
         max_updates: train.max_updates,
         seed: train.seed.unwrap_or(0),
         label_smoothing: train.label_smoothing.unwrap_or(0.0),
+        schedule: train.schedule.unwrap_or(Decay::Linear),
         optimizer: AdamW {
             weight_decay: optimizer.weight_decay.unwrap_or(defaults.weight_decay),
             beta1: optimizer.beta1.unwrap_or(defaults.beta1),

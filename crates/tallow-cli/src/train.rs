@@ -1,7 +1,7 @@
 //! `tallow train`.
 
 use crate::{
-    config::{Config, Source},
+    config::{Config, Decay, Source},
     report::{self, Report},
     view::View,
 };
@@ -12,7 +12,7 @@ use tallow_data::{ImageSet, Pixels};
 use tallow_memory::Meter;
 use tallow_models::ResNetConfig;
 use tallow_tensor::Params;
-use tallow_train::{Epochs, Outcome, Recipe, Trainer, fit};
+use tallow_train::{Epochs, Outcome, Recipe, Schedule, Trainer, fit};
 
 const DTYPE: DType = DType::F32;
 
@@ -29,11 +29,6 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
     let device = Device::Cpu;
     let params = Params::new(config.seed);
     let model = model_config.build(params.builder(DTYPE, &device))?;
-    let recipe = Recipe {
-        split: config.split,
-        optimizer: config.optimizer,
-        label_smoothing: config.label_smoothing,
-    };
     let plan = Epochs {
         train,
         held_out,
@@ -44,6 +39,17 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
         seed: config.seed,
     };
     plan.check()?;
+    let n_updates = plan.n_updates();
+    let recipe = Recipe {
+        split: config.split,
+        optimizer: config.optimizer,
+        schedule: match config.schedule {
+            Decay::Constant => Schedule::Constant,
+            Decay::Linear => Schedule::Linear { n_updates },
+            Decay::Cosine => Schedule::Cosine { n_updates },
+        },
+        label_smoothing: config.label_smoothing,
+    };
     println!(
         "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {}",
         params.n_trainable(),
@@ -52,7 +58,7 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
         plan.batch,
     );
     let mut trainer = Trainer::new(model, params.trainable(), recipe)?;
-    let mut view = View::new(plan.n_updates(), plan.epochs, meter);
+    let mut view = View::new(n_updates, plan.epochs, meter);
     let outcome = fit(&mut trainer, &plan, |event| view.show(event))?;
     let (peak_bytes, rss_peak_bytes) =
         (meter.peak_bytes(), tallow_memory::resident_peak_bytes().ok());

@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use candle_core::{DType, Device};
-//! use tallow_train::{AdamW, BatchSplit, Recipe, Trainer};
+//! use tallow_train::{AdamW, BatchSplit, Recipe, Schedule, Trainer};
 //! # use tallow_tensor::{Params, layers::linear};
 //! # struct Flat(tallow_tensor::layers::Linear);
 //! # impl candle_core::ModuleT for Flat {
@@ -19,7 +19,8 @@
 //! let params = Params::new(0);
 //! let model = Flat(linear(784, 10, params.builder(DType::F32, &Device::Cpu))?);
 //! let split = BatchSplit::derive(Some(64), None, None, 1)?;
-//! let recipe = Recipe { split, optimizer: AdamW::default_for(1e-3), label_smoothing: 0.0 };
+//! let (optimizer, schedule) = (AdamW::default_for(1e-3), Schedule::Constant);
+//! let recipe = Recipe { split, optimizer, schedule, label_smoothing: 0.0 };
 //! let mut trainer = Trainer::new(model, params.trainable(), recipe)?;
 //! # let set = tallow_data::ImageSet::digits()?;
 //! # let pixels = tallow_data::Pixels::digits(DType::F32, &Device::Cpu);
@@ -39,4 +40,4 @@ mod trainer;
 pub use error::{Error, Result};
 pub use fit::{Epochs, Event, Outcome, fit};
 pub use split::{BatchSplit, SplitError};
-pub use trainer::{AdamW, Evaluation, Recipe, Trainer, Update};
+pub use trainer::{AdamW, Evaluation, Recipe, Schedule, Trainer, Update};

@@ -55,6 +55,36 @@ impl AdamW {
     }
 }
 
+/// The learning rate over a run, counted in applied updates from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// The same throughout.
+    Constant,
+    /// Falls evenly: update `k` of `n` has `1 - k / n` of the rate.
+    Linear {
+        /// Updates of the run, `n`.
+        n_updates: u64,
+    },
+    /// Falls along half a cosine: update `k` of `n` has `(1 + cos(pi k / n)) / 2` of the rate
+    /// (Loshchilov & Hutter 2017).
+    Cosine {
+        /// Updates of the run, `n`.
+        n_updates: u64,
+    },
+}
+
+impl Schedule {
+    /// The share of the rate that update `k` has; 0 beyond the run.
+    pub fn share(self, k: u64) -> f64 {
+        let done = |n: u64| (k as f64 / n.max(1) as f64).min(1.0);
+        match self {
+            Schedule::Constant => 1.0,
+            Schedule::Linear { n_updates } => 1.0 - done(n_updates),
+            Schedule::Cosine { n_updates } => 0.5 * (1.0 + (std::f64::consts::PI * done(n_updates)).cos()),
+        }
+    }
+}
+
 /// How updates are made.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
@@ -62,6 +92,8 @@ pub struct Recipe {
     pub split: BatchSplit,
     /// The optimizer.
     pub optimizer: AdamW,
+    /// How its learning rate changes.
+    pub schedule: Schedule,
     /// Weight of the uniform distribution in the loss, from 0 to 1.
     pub label_smoothing: f64,
 }
@@ -146,6 +178,8 @@ impl<M: ModuleT> Trainer<M> {
         if self.n_updates == 0 && !names.is_empty() {
             return Err(Error::MissingGradients { names });
         }
+        let Recipe { optimizer, schedule, .. } = self.recipe;
+        self.optimizer.set_learning_rate(optimizer.learning_rate * schedule.share(self.n_updates));
         self.optimizer.step(&grads)?;
         self.n_updates += 1;
         Ok(update)

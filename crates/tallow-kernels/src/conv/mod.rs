@@ -1,0 +1,265 @@
+//! 2-D convolution (cross-correlation) and both its gradients, as products with patches.
+//!
+//! The patch matrix ("im2col", Chellapilla 2006) is never whole: each thread unfolds a tile of
+//! output pixels, multiplies, and forgets it. [`conv2d_scalar`] is the specification.
+
+// N batch · C input channels · O output channels · H W input · P Q output · R S kernel
+// K = C/groups * R * S, the depth of the forward product
+
+use crate::{
+    Element, Error, Real,
+    gemm::{Mat, Store, gemm_serial},
+    par::Disjoint,
+};
+use patches::{Tile, patches, tiles};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+mod backward;
+mod patches;
+
+pub use backward::{conv2d_backward_bias, conv2d_backward_input, conv2d_backward_weight};
+
+/// Elements of one unfolded tile: 256 KiB of `f32`, half of a usual L2 cache.
+const TILE_ELEMS: usize = 1 << 16;
+/// Output channels of one block of the weight gradient.
+const BLOCK_OUT: usize = 128;
+/// Patch rows of one block of a gradient.
+const BLOCK_DEPTH: usize = 1152;
+/// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.
+const MIN_TASKS: usize = 8;
+
+/// How a window moves. Pairs are (height, width).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dConfig {
+    /// Pixels between two windows.
+    pub stride: [usize; 2],
+    /// Zeros added on each side.
+    pub padding: [usize; 2],
+    /// Pixels between two taps of a window.
+    pub dilation: [usize; 2],
+    /// Independent groups of channels.
+    pub groups: usize,
+}
+
+impl Conv2dConfig {
+    /// Stride 1, no padding, no dilation, one group.
+    pub const UNIT: Self = Self { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+}
+
+/// Checked sizes of one convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dShape {
+    batch: usize,
+    channels: usize,
+    out_channels: usize,
+    input: [usize; 2],
+    output: [usize; 2],
+    kernel: [usize; 2],
+    cfg: Conv2dConfig,
+}
+
+impl Conv2dShape {
+    /// For input `[N, C, H, W]` and weight `[O, C/groups, R, S]`.
+    /// # Errors
+    /// If a size, stride, dilation or group count is 0, channels and groups do not fit together,
+    /// or the window is larger than the padded input.
+    pub fn new(input: [usize; 4], weight: [usize; 4], cfg: Conv2dConfig) -> Result<Self, Error> {
+        let op = "conv2d";
+        let [_, channels, h, w] = input;
+        let [out_channels, weight_channels, r, s] = weight;
+        for (what, n) in [
+            ("stride", cfg.stride[0].min(cfg.stride[1])),
+            ("dilation", cfg.dilation[0].min(cfg.dilation[1])),
+            ("groups", cfg.groups),
+            ("kernel", r.min(s)),
+            ("out_channels", out_channels),
+            ("in_channels", channels),
+        ] {
+            if n == 0 {
+                return Err(Error::Zero { op, what });
+            }
+        }
+        let fits = weight_channels.checked_mul(cfg.groups) == Some(channels);
+        if !fits || !out_channels.is_multiple_of(cfg.groups) {
+            let groups = cfg.groups;
+            return Err(Error::Channels { in_channels: channels, weight, groups });
+        }
+        let output = [
+            out_extent(op, "height", h, r, cfg.stride[0], cfg.padding[0], cfg.dilation[0])?,
+            out_extent(op, "width", w, s, cfg.stride[1], cfg.padding[1], cfg.dilation[1])?,
+        ];
+        let (batch, input, kernel) = (input[0], [h, w], [r, s]);
+        Ok(Self { batch, channels, out_channels, input, output, kernel, cfg })
+    }
+
+    /// `[N, O, P, Q]`.
+    pub fn out_dims(&self) -> [usize; 4] {
+        [self.batch, self.out_channels, self.output[0], self.output[1]]
+    }
+
+    fn group_in(&self) -> usize {
+        self.channels / self.cfg.groups
+    }
+    fn group_out(&self) -> usize {
+        self.out_channels / self.cfg.groups
+    }
+    fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+    fn depth(&self) -> usize {
+        self.group_in() * self.taps()
+    }
+    fn in_pixels(&self) -> usize {
+        self.input[0] * self.input[1]
+    }
+    fn out_pixels(&self) -> usize {
+        self.output[0] * self.output[1]
+    }
+    fn in_elems(&self) -> usize {
+        self.batch * self.channels * self.in_pixels()
+    }
+    fn out_elems(&self) -> usize {
+        self.batch * self.out_channels * self.out_pixels()
+    }
+    fn weight_elems(&self) -> usize {
+        self.out_channels * self.depth()
+    }
+    /// Patches are the input itself.
+    fn is_pointwise(&self) -> bool {
+        self.kernel == [1, 1] && self.cfg.stride == [1, 1] && self.cfg.padding == [0, 0]
+    }
+    /// Output pixels of one tile whose patches have `depth` rows.
+    fn tile_pixels(&self, depth: usize) -> usize {
+        (TILE_ELEMS / depth).clamp(32, 1024)
+    }
+}
+
+pub(crate) fn out_extent(
+    op: &'static str,
+    axis: &'static str,
+    extent: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+) -> Result<usize, Error> {
+    let window = (kernel - 1).saturating_mul(dilation).saturating_add(1);
+    let padded = padding.saturating_mul(2).saturating_add(extent);
+    if window > padded {
+        return Err(Error::Window { op, axis, window, padded });
+    }
+    Ok((padded - window) / stride + 1)
+}
+
+/// Bytes one thread holds at most during [`conv2d`] or a gradient, beside its inputs and outputs.
+///
+/// Narrow elements also keep one widened copy of the weight, shared by all threads, and the
+/// gradient of the input keeps one widened image block per thread; both are included.
+pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape) -> u64 {
+    let depth = shape.depth().min(BLOCK_DEPTH).max(shape.taps());
+    let tile = shape.tile_pixels(shape.depth()).max(shape.tile_pixels(depth));
+    let unfold = shape.depth() * shape.tile_pixels(shape.depth());
+    let products = shape.group_out() * tile;
+    let block = BLOCK_OUT * depth;
+    let narrow = if T::as_acc(&[]).is_some() {
+        0
+    } else {
+        shape.weight_elems() + (depth / shape.taps()) * shape.in_pixels()
+    };
+    (unfold + products + block + narrow) as u64 * size_of::<T::Acc>() as u64
+}
+
+fn widened<T: Element>(x: &[T]) -> Cow<'_, [T::Acc]> {
+    T::as_acc(x).map_or_else(|| x.iter().map(|v| v.widen()).collect(), Cow::Borrowed)
+}
+
+/// `out[N, O, P, Q] = x[N, C, H, W] * weight[O, C/groups, R, S] + bias[O]`.
+/// # Panics
+/// If a length does not match `shape`.
+pub fn conv2d<T: Element>(
+    out: &mut [T],
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    shape: &Conv2dShape,
+) {
+    assert_eq!(out.len(), shape.out_elems(), "conv2d: output of {shape:?}");
+    assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
+    assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
+    assert!(bias.is_none_or(|b| b.len() == shape.out_channels), "conv2d: bias of {shape:?}");
+    let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
+    let weight = widened(weight);
+    let dst = Disjoint::new(out);
+    let work = |(col, acc): &mut (Vec<T::Acc>, Vec<T::Acc>), group: usize, tile: Tile| {
+        let width = tile.width();
+        let w = &weight[group * group_out * depth..(group + 1) * group_out * depth];
+        acc.resize(group_out * width, T::Acc::of(0.0));
+        let a = Mat::new(w, group_out, depth);
+        let b = patches(col, x, shape, group, tile);
+        gemm_serial(acc, width, a, b, Store::Overwrite);
+        for (o, row) in acc.chunks_exact(width).enumerate() {
+            let o = group * group_out + o;
+            let bias = bias.map_or(T::Acc::of(0.0), |b| b[o].widen());
+            tile.images(pixels, |image, pixel, n, at| {
+                let start = (image * shape.out_channels + o) * pixels + pixel;
+                // SAFETY: each (group, tile) is done once, and tiles do not overlap.
+                let out = unsafe { dst.slice(start, n) };
+                for (out, &sum) in out.iter_mut().zip(&row[at..]) {
+                    *out = T::narrow(sum + bias);
+                }
+            });
+        }
+    };
+    for_each_tile(shape, depth, work);
+}
+
+/// Runs `work(scratch, group, tile)` over all groups and tiles of output pixels, in parallel.
+fn for_each_tile<S: Default + Send>(
+    shape: &Conv2dShape,
+    depth: usize,
+    work: impl Fn(&mut S, usize, Tile) + Sync,
+) {
+    let tiles = tiles(shape, depth, 0..shape.batch);
+    (0..tiles.len() * shape.cfg.groups).into_par_iter().for_each_init(S::default, |scratch, t| {
+        work(scratch, t / tiles.len(), tiles[t % tiles.len()]);
+    });
+}
+
+/// The specification of [`conv2d`]: one sum per output, over channels, then rows, then columns.
+pub fn conv2d_scalar<T: Element>(
+    out: &mut [T],
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    shape: &Conv2dShape,
+) {
+    let ([h, w], [p_extent, q_extent], [r_extent, s_extent]) =
+        (shape.input, shape.output, shape.kernel);
+    let Conv2dConfig { stride, padding, dilation, .. } = shape.cfg;
+    for (i, out) in out.iter_mut().enumerate() {
+        let (n, o) = (
+            i / shape.out_pixels() / shape.out_channels,
+            i / shape.out_pixels() % shape.out_channels,
+        );
+        let (p, q) = (i % shape.out_pixels() / q_extent, i % q_extent);
+        debug_assert!(p < p_extent);
+        let first = o / shape.group_out() * shape.group_in();
+        let mut sum = T::Acc::of(0.0);
+        for c in 0..shape.group_in() {
+            for r in 0..r_extent {
+                for s in 0..s_extent {
+                    let y = (p * stride[0] + r * dilation[0]).checked_sub(padding[0]);
+                    let z = (q * stride[1] + s * dilation[1]).checked_sub(padding[1]);
+                    let (Some(y), Some(z)) = (y, z) else { continue };
+                    if y < h && z < w {
+                        let x = x[((n * shape.channels + first + c) * h + y) * w + z];
+                        let k = weight[((o * shape.group_in() + c) * r_extent + r) * s_extent + s];
+                        sum += x.widen() * k.widen();
+                    }
+                }
+            }
+        }
+        *out = T::narrow(sum + bias.map_or(T::Acc::of(0.0), |b| b[o].widen()));
+    }
+}
