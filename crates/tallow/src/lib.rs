@@ -1,1 +1,27 @@
-//! Placeholder.
+//! Train bigger models in the memory you have.
+//!
+//! Tallow is a set of independent engines on top of [candle](https://docs.rs/candle-core). This crate
+//! re-exports each behind a feature of its name; every engine can also be taken alone.
+//!
+//! | feature | engine |
+//! |---|---|
+//! | `tensor` | differentiable operations and layers with lean backward passes |
+//! | `models` | ResNets under torchvision's parameter names |
+//! | `data` | images in batches, with a bounded number of bytes |
+//! | `memory` | counting allocator, the system's resident peak |
+//! | `train` | the thin trainer |
+//!
+//! All are on by default.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+#[cfg(feature = "data")]
+pub use tallow_data as data;
+#[cfg(feature = "memory")]
+pub use tallow_memory as memory;
+#[cfg(feature = "models")]
+pub use tallow_models as models;
+#[cfg(feature = "tensor")]
+pub use tallow_tensor as tensor;
+#[cfg(feature = "train")]
+pub use tallow_train as train;

@@ -1,0 +1,212 @@
+//! The binary, as a person meets it: what it prints, what it leaves, and how it refuses.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// A folder of this test's own, empty, under the build's temporary folder.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a temporary folder");
+    folder
+}
+
+fn tallow(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tallow"))
+        .args(args)
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .expect("the binary runs")
+}
+
+/// Refused: exit code 2, one line on standard error that holds `needle`, nothing trained.
+fn refused(args: &[&str], needle: &str) {
+    let output = tallow(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{args:?}: one line, not {error:?}");
+    assert!(error.starts_with("error: "), "{args:?}: {error:?}");
+    assert!(error.contains(needle), "{args:?}: {error:?} should say {needle:?}");
+    assert!(!error.contains("panicked") && !error.contains("stack backtrace"), "{error:?}");
+}
+
+/// An IDX file of `dims` with element type `code`.
+fn idx(code: u8, dims: &[u32], n_bytes: usize) -> Vec<u8> {
+    let mut bytes = vec![0, 0, code, dims.len() as u8];
+    bytes.extend(dims.iter().flat_map(|d| d.to_be_bytes()));
+    bytes.extend((0..n_bytes).map(|i| (i % 10) as u8));
+    bytes
+}
+
+const IMAGES: &str = "a-images-idx3-ubyte";
+const LABELS: &str = "a-labels-idx1-ubyte";
+
+/// A folder of `n` 28x28 images and labels.
+fn image_folder(name: &str, n: u32) -> PathBuf {
+    let folder = folder(name);
+    fs::write(folder.join(IMAGES), idx(8, &[n, 28, 28], n as usize * 784)).expect("written");
+    fs::write(folder.join(LABELS), idx(8, &[n], n as usize)).expect("written");
+    folder
+}
+
+fn source(folder: &Path) -> String {
+    format!("data.source={}", folder.display())
+}
+
+#[test]
+fn a_short_run_reports_and_repeats_itself() {
+    let out = folder("short");
+    let run = |name: &str| {
+        let out = out.join(name);
+        let path = out.to_str().expect("a path");
+        let output = tallow(&["train", "--set", "train.max_updates=3", "--out", path]);
+        let (text, error) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{error}");
+        assert!(text.contains("77754 parameters, on 9000 images of 28 x 28 (1000 held out)"), "{text}");
+        assert!(text.contains("bytes"), "{text}");
+        let report = fs::read_to_string(out.join("report.json")).expect("a report");
+        serde_json::from_str::<serde_json::Value>(&report).expect("JSON")
+    };
+    let (a, b) = (run("a"), run("b"));
+    for key in ["loss", "train_loss", "accuracy", "updates", "params", "seed"] {
+        assert_eq!(a[key], b[key], "{key}");
+    }
+    assert_eq!(a["updates"], 3);
+    assert_eq!(a["batch"], 64);
+    let peak = a["peak_bytes"].as_u64().expect("a count");
+    // The embedded images alone are 7.8 MB; a batch of activations is some dozen.
+    assert!((8_000_000..200_000_000).contains(&peak), "{peak}");
+    assert!(a["rss_peak_bytes"].as_u64().expect("a count") >= peak / 2);
+}
+
+#[test]
+fn another_seed_is_another_run() {
+    let out = folder("seeds");
+    let loss = |seed: &str| {
+        let path = out.join(seed);
+        let set = format!("train.seed={seed}");
+        let path = path.to_str().expect("a path");
+        let output = tallow(&["train", "--set", &set, "--set", "train.max_updates=1", "--out", path]);
+        assert!(output.status.success());
+        fs::read_to_string(Path::new(path).join("report.json")).expect("a report")
+    };
+    let line = |report: &str| {
+        report.lines().find(|l| l.contains("\"train_loss\"")).expect("a loss").to_string()
+    };
+    assert_ne!(line(&loss("1")), line(&loss("2")));
+}
+
+#[test]
+fn a_configuration_file_is_read_and_overridden() {
+    let folder = folder("config");
+    let config = folder.join("c.toml");
+    fs::write(&config, "[train]\nbatch = 10\nmicro_batch = 4\nmax_updates = 9\n").expect("written");
+    let out = folder.join("out");
+    let (config, out) = (config.to_str().expect("a path"), out.to_str().expect("a path"));
+    let output = tallow(&["train", config, "--set", "train.max_updates=2", "--out", out]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = fs::read_to_string(Path::new(out).join("report.json")).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!((&report["batch"], &report["micro_batch"]), (&10.into(), &4.into()));
+    assert_eq!(report["updates"], 2);
+}
+
+#[test]
+fn cli_1_batch_arithmetic_is_refused_with_the_numbers() {
+    let set = |settings: &[&str], needle: &str| {
+        let mut args = vec!["train"];
+        settings.iter().for_each(|s| args.extend(["--set", s]));
+        refused(&args, needle);
+    };
+    set(&["train.batch=0"], "batch is 0, 1 is the least");
+    set(&["train.micro_batch=0"], "micro_batch is 0");
+    set(&["train.batch=8", "train.accumulate=0"], "accumulate is 0");
+    set(
+        &["train.batch=8", "train.micro_batch=16"],
+        "micro_batch 16 is larger than the 8 samples of a batch on one rank; the largest that fits is 8",
+    );
+    set(&["train.batch=10", "train.micro_batch=4", "train.accumulate=2"], "makes 3 of them");
+    set(&["train.batch=9001"], "a batch of 9001 is more than the 9000 images");
+    set(&["train.epochs=0"], "epochs is 0");
+    set(&["train.max_updates=0"], "max_updates is 0");
+    let five = image_folder("five", 5);
+    set(&[&source(&five), "train.batch=8"], "a batch of 8 is more than the 4 images");
+}
+
+#[test]
+fn bad_data_is_refused_by_name() {
+    let with = |name: &str, change: &dyn Fn(&Path), needle: &str| {
+        let folder = image_folder(name, 20);
+        change(&folder);
+        refused(&["train", "--set", &source(&folder), "--set", "train.batch=4"], needle);
+    };
+    refused(&["train", "--set", "data.source=/no/such/folder"], "`/no/such/folder` does not exist");
+    let write = |file: &'static str, bytes: Vec<u8>| {
+        move |folder: &Path| fs::write(folder.join(file), &bytes).expect("written")
+    };
+    with("missing", &|f| fs::remove_file(f.join(LABELS)).expect("removed"), "holds no file");
+    with("truncated", &write(IMAGES, idx(8, &[20, 28, 28], 20 * 784 - 1)), IMAGES);
+    with("empty", &write(IMAGES, vec![]), IMAGES);
+    with("not-idx", &write(IMAGES, b"hello, world, this is text".to_vec()), IMAGES);
+    with("floats", &write(IMAGES, idx(13, &[20, 28, 28], 20 * 784 * 4)), "f32");
+    with("labels-for-images", &write(IMAGES, idx(8, &[20], 20)), IMAGES);
+    with("fewer-labels", &write(LABELS, idx(8, &[19], 19)), "19");
+    refused(
+        &["train", "--set", &source(&image_folder("all-held-out", 20)), "--set", "data.held_out=20"],
+        "data.held_out 20 leaves nothing of the 20 images",
+    );
+}
+
+#[test]
+fn unknown_words_are_refused_by_name() {
+    refused(&["train", "--frobnicate"], "--frobnicate");
+    refused(&["trian"], "trian");
+    refused(&["train", "--set", "train.btach=3"], "section `train`: unknown field `btach`");
+    refused(&["train", "--set", "memory.budget=1"], "section `memory` is unknown");
+    refused(&["train", "--set", "batch=3"], "an override is section.key=value");
+    refused(&["train", "--set", "train.batch"], "an override is section.key=value");
+    refused(&["train", "--set", "train.batch=many"], "section `train`: invalid type");
+    refused(&["train", "--set", "train.batch=-1"], "section `train`: invalid value");
+    refused(&["train", "--set", "model.name=vgg"], "model.name `vgg` is unknown");
+    refused(&["train", "--set", "optimizer.name=sgd"], "optimizer.name `sgd` is unknown");
+    refused(&["train", "--set", "train.schedule=stairs"], "unknown variant `stairs`");
+    refused(&["train", "--set", "train.learning_rate=nan"], "learning_rate is NaN");
+    refused(&["train", "--set", "train.learning_rate=0.0"], "learning_rate is 0");
+    refused(&["train", "--set", "optimizer.beta2=1.0"], "beta2 is 1");
+    refused(&["train", "--set", "train.label_smoothing=2.0"], "label_smoothing is 2");
+    refused(&["train", "no-such.toml"], "no-such.toml");
+    let bad = folder("bad-toml").join("bad.toml");
+    fs::write(&bad, "[train]\nbatch = 3\nepochs = = 2\n").expect("written");
+    refused(&["train", bad.to_str().expect("a path")], "bad.toml`, line 3:");
+}
+
+#[test]
+fn an_out_folder_that_cannot_be_written_ends_the_run_at_once() {
+    let file = folder("out-is-a-file").join("file");
+    fs::write(&file, "x").expect("written");
+    refused(&["train", "--out", file.to_str().expect("a path")], "--out");
+}
+
+#[test]
+fn a_loss_that_explodes_is_named() {
+    let out = folder("explodes");
+    let out = out.to_str().expect("a path");
+    let output = tallow(&["train", "--set", "train.learning_rate=1e30", "--out", out]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("the loss of update"), "{error}");
+}
+
+#[test]
+fn without_arguments_it_helps() {
+    let output = tallow(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Usage: tallow"));
+    let output = tallow(&["--help"]);
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("train"));
+}
