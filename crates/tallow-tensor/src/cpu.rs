@@ -15,8 +15,13 @@ use std::{
 };
 use tallow_kernels::{Element, Real, cast::cast};
 
-/// A float type that both candle and the kernels know.
-pub(crate) trait Scalar: Element<Acc: Scalar> + WithDType {}
+/// A type of arithmetic that both candle and the kernels know.
+pub(crate) trait Arithmetic: Real + WithDType {}
+impl Arithmetic for f32 {}
+impl Arithmetic for f64 {}
+
+/// A stored float type that both candle and the kernels know.
+pub(crate) trait Scalar: Element<Acc: Arithmetic> + WithDType {}
 impl Scalar for f32 {}
 impl Scalar for f64 {}
 impl Scalar for half::bf16 {}
@@ -83,12 +88,12 @@ impl<'a> Arg<'a> {
         let data = T::cpu_storage_as_slice(self.storage)?;
         Ok(match self.layout.contiguous_offsets() {
             Some((start, end)) => Cow::Borrowed(&data[start..end]),
-            None => self.layout.strided_index().map(|i| data[i]).collect(),
+            None => Cow::Owned(gather(data, self.layout)),
         })
     }
 
     /// The elements in row-major order as `A`, borrowed where they are that already.
-    pub(crate) fn as_type<A: Scalar>(&self, op: &'static str) -> Result<Cow<'a, [A]>> {
+    pub(crate) fn as_type<A: Arithmetic>(&self, op: &'static str) -> Result<Cow<'a, [A]>> {
         if self.dtype() == A::DTYPE {
             return self.dense();
         }
@@ -101,7 +106,7 @@ impl<'a> Arg<'a> {
     }
 
     /// A gradient of this operand: `values` rounded to its dtype, in its shape.
-    pub(crate) fn gradient<A: Scalar>(
+    pub(crate) fn gradient<A: Arithmetic>(
         &self,
         op: &'static str,
         values: Vec<A>,
@@ -119,6 +124,41 @@ impl<'a> Arg<'a> {
     /// Where the gradient of this operand is to be written, if it is wanted.
     pub(crate) fn room<T: Element>(&self) -> Option<Vec<T>> {
         self.wanted.then(|| vec![T::default(); self.n_elems()])
+    }
+}
+
+/// The elements of a strided view in row-major order, a run of neighbours at a time.
+fn gather<T: Copy>(data: &[T], layout: &Layout) -> Vec<T> {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let n_elems = layout.shape().elem_count();
+    let mut dense = Vec::with_capacity(n_elems);
+    if n_elems == 0 {
+        return dense;
+    }
+    // Trailing dimensions that lie side by side form one run.
+    let (mut n_outer, mut run) = (dims.len(), 1);
+    while n_outer > 0 && (strides[n_outer - 1] == run || dims[n_outer - 1] == 1) {
+        run *= dims[n_outer - 1];
+        n_outer -= 1;
+    }
+    let mut index = vec![0; n_outer];
+    let mut start = layout.start_offset();
+    loop {
+        dense.extend_from_slice(&data[start..start + run]);
+        let mut axis = n_outer;
+        loop {
+            if axis == 0 {
+                return dense;
+            }
+            axis -= 1;
+            index[axis] += 1;
+            start += strides[axis];
+            if index[axis] < dims[axis] {
+                break;
+            }
+            start -= dims[axis] * strides[axis];
+            index[axis] = 0;
+        }
     }
 }
 

@@ -9,6 +9,20 @@
 //!
 //! *Memory:* each operation's page says what it keeps between forward and backward.
 //! *Needs:* candle only.
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use tallow_tensor::{Params, layers, missing_gradients};
+//!
+//! let params = Params::new(42); // initial values are functions of (seed, name)
+//! let vb = params.builder(DType::F32, &Device::Cpu);
+//! let norm = layers::layer_norm(8, 1e-5, vb.pp("norm"))?; // was: candle_nn::layer_norm
+//! let head = layers::linear(8, 2, vb.pp("head"))?;
+//! let x = Tensor::ones((4, 8), DType::F32, &Device::Cpu)?;
+//! let grads = head.forward(&norm.forward(&x)?)?.sqr()?.sum_all()?.backward()?;
+//! assert!(missing_gradients(&grads, &params.trainable()).is_empty());
+//! # Ok::<(), candle_core::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
