@@ -8,6 +8,15 @@
 //! *Memory:* outputs belong to the caller; scratch is bounded and named by `*_scratch_bytes`.
 //! *Needs:* no candle. A length that does not match its shape is a programming error and panics;
 //! shapes that a user can get wrong are checked by their constructors, which return [`Error`].
+//!
+//! ```
+//! use tallow_kernels::gemm::{Mat, Store, gemm};
+//!
+//! let (a, b) = ([1f32, 2.0, 3.0, 4.0], [1f32, 0.0, 0.0, 1.0]);
+//! let mut c = [0f32; 4];
+//! gemm(&mut c, Mat::new(&a, 2, 2), Mat::new(&b, 2, 2).t(), Store::Overwrite);
+//! assert_eq!(c, a);
+//! ```
 #![deny(missing_docs)]
 
 pub mod activation;

@@ -162,6 +162,15 @@ fn gather<T: Copy>(data: &[T], layout: &Layout) -> Vec<T> {
     }
 }
 
+/// The operands of an operation with a weight and a bias, as far as they exist.
+pub(crate) fn operands<'a>(
+    x: &'a Tensor,
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+) -> Vec<&'a Tensor> {
+    [Some(x), weight, bias].into_iter().flatten().collect()
+}
+
 /// A dense CPU tensor that takes over `values`.
 pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: &Shape) -> Result<Option<Tensor>> {
     Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?))
@@ -170,6 +179,10 @@ pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: &Shape) -> Result<Opti
 /// A differentiable operation on CPU slices. `T` is the dtype of the first operand.
 pub(crate) trait Kernel: Send + Sync + 'static {
     const NAME: &'static str;
+    /// What messages call the operands.
+    const OPERANDS: &'static [&'static str] = &["input"];
+    /// Whether the operands must share the first one's dtype.
+    const SAME_DTYPE: bool = true;
 
     /// The output's elements and shape.
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
@@ -183,19 +196,20 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     ) -> Result<Vec<Option<Tensor>>>;
 }
 
-/// `kernel(args)` as a node of candle's graph.
-///
-/// All operands must be on the CPU; those in `same_dtype` must share the first operand's dtype.
+/// `kernel(args)` as a node of candle's graph; `fallback()` where the operands are not on the CPU.
 pub(crate) fn apply<K: Kernel>(
     kernel: K,
     args: &[&Tensor],
-    same_dtype: &[(&'static str, &Tensor)],
+    fallback: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
-    for &(what, tensor) in same_dtype {
+    for (what, tensor) in K::OPERANDS.iter().zip(args).skip(1) {
         let (found, expected) = (tensor.dtype(), args[0].dtype());
-        if found != expected {
+        if K::SAME_DTYPE && found != expected {
             return Err(Error::DTypeMismatch { op: K::NAME, what, found, expected });
         }
+    }
+    if !args[0].device().is_cpu() {
+        return fallback();
     }
     let op = Op(Arc::new(Inner { kernel, error: Mutex::new(None) }));
     let result = match args {

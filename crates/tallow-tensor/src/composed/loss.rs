@@ -4,10 +4,10 @@
 
 use super::{keep_where, rows::shifted, widen};
 use crate::{
-    Error, Result,
-    ops::{CrossEntropy, Loss},
+    Result,
+    ops::{CrossEntropy, Loss, host_targets},
 };
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, Tensor};
 use tallow_kernels::loss::LossError;
 
 /// As [`ops::cross_entropy`](crate::ops::cross_entropy).
@@ -15,16 +15,8 @@ use tallow_kernels::loss::LossError;
 /// As there.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
     let op = "cross_entropy";
-    let &[n_rows, n_classes] = logits.dims() else {
-        let (found, expected) = (logits.dims().to_vec(), "[rows, columns]".to_string());
-        return Err(Error::Shape {
-            op,
-            what: "input",
-            found,
-            expected,
-        });
-    };
-    let rows = Rows::checked(op, targets, n_rows, n_classes, cfg)?;
+    let targets = host_targets(op, logits, targets)?;
+    let rows = Rows::checked(targets, logits.dim(1)?, cfg)?;
     let sum = rows.loss_sum(&widen(op, logits)?, 0, cfg)?;
     Ok(Loss {
         sum,
@@ -46,7 +38,7 @@ pub fn linear_cross_entropy(
 ) -> Result<Loss> {
     let op = "linear_cross_entropy";
     let ((n_rows, _), (n_classes, _)) = (x.dims2()?, weight.dims2()?);
-    let rows = Rows::checked(op, targets, n_rows, n_classes, cfg)?;
+    let rows = Rows::checked(host_targets(op, x, targets)?, n_classes, cfg)?;
     // Logits are never rounded to half precision.
     let (x, weight_t) = (widen(op, x)?, widen(op, weight)?.t()?);
     let bias = bias.map(|b| widen(op, b)).transpose()?;
@@ -79,9 +71,7 @@ struct Rows {
 
 impl Rows {
     fn checked(
-        op: &'static str,
-        targets: &Tensor,
-        n_rows: usize,
+        targets: Vec<i64>,
         n_classes: usize,
         cfg: &CrossEntropy,
     ) -> Result<Self> {
@@ -89,22 +79,9 @@ impl Rows {
         if !(0.0..=1.0).contains(&label_smoothing) {
             return Err(LossError::LabelSmoothing { label_smoothing }.into());
         }
-        if targets.dims() != [n_rows] {
-            let (found, expected) = (targets.dims().to_vec(), format!("[{n_rows}]"));
-            return Err(Error::Shape {
-                op,
-                what: "targets",
-                found,
-                expected,
-            });
-        }
-        let targets: Vec<i64> = match targets.dtype() {
-            DType::U8 | DType::U32 | DType::I64 => targets.to_dtype(DType::I64)?.to_vec1()?,
-            dtype => return Err(Error::Targets { op, dtype }),
-        };
         let mut rows = Self {
-            class: vec![0; n_rows],
-            counted: vec![0; n_rows],
+            class: vec![0; targets.len()],
+            counted: vec![0; targets.len()],
         };
         for (row, target) in targets.into_iter().enumerate() {
             if target == cfg.ignore_index {

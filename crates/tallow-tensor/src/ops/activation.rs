@@ -52,34 +52,35 @@ impl Kernel for Curve {
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Curve::GeluTanh, &[x], &[]) } else { composed::gelu_tanh(x) }
+    apply(Curve::GeluTanh, &[x], || composed::gelu_tanh(x))
 }
 
 /// GELU by the error function: `x * Phi(x)`. Keeps `x`.
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Curve::GeluErf, &[x], &[]) } else { composed::gelu_erf(x) }
+    apply(Curve::GeluErf, &[x], || composed::gelu_erf(x))
 }
 
 /// SiLU or swish: `x / (1 + exp(-x))`. Keeps `x`.
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Curve::Silu, &[x], &[]) } else { composed::silu(x) }
+    apply(Curve::Silu, &[x], || composed::silu(x))
 }
 
 /// `max(x, 0)`, NaN where `x` is; its gradient at 0 is 0. Keeps its output only.
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Curve::Relu, &[x], &[]) } else { composed::relu(x) }
+    apply(Curve::Relu, &[x], || composed::relu(x))
 }
 
 struct AddRelu;
 
 impl Kernel for AddRelu {
     const NAME: &'static str = "add_relu";
+    const OPERANDS: &'static [&'static str] = &["left operand", "right operand"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (a, b) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
@@ -111,9 +112,5 @@ pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (found, expected) = (b.dims().to_vec(), format!("{:?}", a.dims()));
         return Err(Error::Shape { op: AddRelu::NAME, what: "right operand", found, expected });
     }
-    if a.device().is_cpu() {
-        apply(AddRelu, &[a, b], &[("right operand", b)])
-    } else {
-        composed::add_relu(a, b)
-    }
+    apply(AddRelu, &[a, b], || composed::add_relu(a, b))
 }

@@ -29,6 +29,7 @@ struct Attention {
 
 impl Kernel for Attention {
     const NAME: &'static str = "attention";
+    const OPERANDS: &'static [&'static str] = &["q", "k", "v"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (q, k, v) = (args[0].dense::<T>()?, args[1].dense::<T>()?, args[2].dense::<T>()?);
@@ -95,10 +96,6 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask, scale: f64) -> 
     }
     let shape =
         AttentionShape { batch, n_heads, n_kv_heads, q_tokens, kv_tokens, head_dim }.checked()?;
-    if q.device().is_cpu() {
-        let op = Attention { shape, mask, scale, lse: OnceLock::new() };
-        apply(op, &[q, k, v], &[("k", k), ("v", v)])
-    } else {
-        composed::attention(q, k, v, mask, scale)
-    }
+    let op = Attention { shape, mask, scale, lse: OnceLock::new() };
+    apply(op, &[q, k, v], || composed::attention(q, k, v, mask, scale))
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 pub use tallow_kernels::conv::Conv2dConfig;
@@ -15,6 +15,7 @@ struct Conv2d(Conv2dShape);
 
 impl Kernel for Conv2d {
     const NAME: &'static str = "conv2d";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
@@ -77,11 +78,6 @@ pub fn conv2d(
         let (found, expected) = (b.dims().to_vec(), format!("[{}]", shape.out_dims()[1]));
         return Err(Error::Shape { op: Conv2d::NAME, what: "bias", found, expected });
     }
-    if !x.device().is_cpu() {
-        return composed::conv2d(x, weight, bias, cfg);
-    }
-    match bias {
-        None => apply(Conv2d(shape), &[x, weight], &[("weight", weight)]),
-        Some(b) => apply(Conv2d(shape), &[x, weight, b], &[("weight", weight), ("bias", b)]),
-    }
+    let fallback = || composed::conv2d(x, weight, bias, cfg);
+    apply(Conv2d(shape), &operands(x, Some(weight), bias), fallback)
 }

@@ -43,9 +43,5 @@ impl Kernel for Dropout {
 /// # Errors
 /// If `p` is not in `[0, 1)`.
 pub fn dropout(x: &Tensor, p: f64, key: DropKey) -> Result<Tensor> {
-    if x.device().is_cpu() {
-        apply(Dropout { p, key }, &[x], &[])
-    } else {
-        composed::dropout(x, p, key)
-    }
+    apply(Dropout { p, key }, &[x], || composed::dropout(x, p, key))
 }

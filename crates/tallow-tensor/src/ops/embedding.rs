@@ -13,6 +13,8 @@ struct Embedding {
 
 impl Kernel for Embedding {
     const NAME: &'static str = "embedding";
+    const OPERANDS: &'static [&'static str] = &["weight", "ids"];
+    const SAME_DTYPE: bool = false;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (weight, ids, d) = (args[0].dense::<T>()?, args[1].dense::<u32>()?, args[0].last_dim());
@@ -52,9 +54,5 @@ pub fn embedding(weight: &Tensor, ids: &Tensor, padding: Option<u32>) -> Result<
         let (found, expected) = (ids.dtype(), DType::U32);
         return Err(Error::DTypeMismatch { op, what: "ids", found, expected });
     }
-    if weight.device().is_cpu() {
-        apply(Embedding { padding }, &[weight, ids], &[])
-    } else {
-        composed::embedding(weight, ids, padding)
-    }
+    apply(Embedding { padding }, &[weight, ids], || composed::embedding(weight, ids, padding))
 }

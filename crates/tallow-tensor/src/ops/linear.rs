@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::{
@@ -15,6 +15,7 @@ struct Linear;
 
 impl Kernel for Linear {
     const NAME: &'static str = "linear";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
@@ -92,13 +93,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
         let (found, expected) = (b.dims().to_vec(), format!("[{out_features}]"));
         return Err(Error::Shape { op, what: "bias", found, expected });
     }
-    if !x.device().is_cpu() {
-        return composed::linear(x, weight, bias);
-    }
-    match bias {
-        None => apply(Linear, &[x, weight], &[("weight", weight)]),
-        Some(b) => apply(Linear, &[x, weight, b], &[("weight", weight), ("bias", b)]),
-    }
+    let fallback = || composed::linear(x, weight, bias);
+    apply(Linear, &operands(x, Some(weight), bias), fallback)
 }
 
 /// Batched product; the right operand may be one matrix for all.
@@ -119,6 +115,7 @@ impl Matmul {
 
 impl Kernel for Matmul {
     const NAME: &'static str = "matmul";
+    const OPERANDS: &'static [&'static str] = &["left operand", "right operand"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let &Matmul { n_batch, m, k, n, shared_right } = self;
@@ -191,10 +188,8 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if b_k != k || (!b_lead.is_empty() && b_lead != lead) {
         return mismatch("right operand", b, format!("{lead:?} or nothing, then [{k}, N]"));
     }
-    if !a.device().is_cpu() {
-        return composed::matmul(a, b);
-    }
     let n_batch = lead.iter().product();
     let shared_right = b_lead.is_empty();
-    apply(Matmul { n_batch, m, k, n, shared_right }, &[a, b], &[("right operand", b)])
+    let op = Matmul { n_batch, m, k, n, shared_right };
+    apply(op, &[a, b], || composed::matmul(a, b))
 }

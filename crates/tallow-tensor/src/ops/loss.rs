@@ -4,7 +4,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, scalar, tensor},
+    cpu::{Arg, Kernel, Scalar, apply, operands, scalar, tensor},
 };
 use candle_core::{CpuStorage, DType, Shape, Tensor, WithDType};
 use std::sync::{Arc, OnceLock};
@@ -83,7 +83,7 @@ impl Kernel for LogitsLoss {
 }
 
 /// The targets on the host, one per row of `x`.
-fn host_targets(op: &'static str, x: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
+pub(crate) fn host_targets(op: &'static str, x: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
     let n_rows = match *x.dims() {
         [n, _] => n,
         ref dims => {
@@ -112,7 +112,8 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> R
     }
     let kept = Arc::new(OnceLock::new());
     let targets = host_targets(LogitsLoss::NAME, logits, targets)?;
-    let sum = apply(LogitsLoss { targets, cfg: *cfg, kept: kept.clone() }, &[logits], &[])?;
+    let op = LogitsLoss { targets, cfg: *cfg, kept: kept.clone() };
+    let sum = apply(op, &[logits], || unreachable!("the logits are on the CPU"))?;
     Ok(Loss { sum, n_counted: kept.get().map_or(0, |k| k.sums.n_counted) })
 }
 
@@ -125,6 +126,7 @@ struct LinearLoss {
 
 impl Kernel for LinearLoss {
     const NAME: &'static str = "linear_cross_entropy";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let mut lse = vec![0.0; self.targets.len()];
@@ -208,9 +210,7 @@ pub fn linear_cross_entropy(
     }
     let kept = Arc::new(OnceLock::new());
     let op = LinearLoss { targets: host, cfg: *cfg, chunk_bytes, kept: kept.clone() };
-    let sum = match bias {
-        None => apply(op, &[x, weight], &[("weight", weight)]),
-        Some(b) => apply(op, &[x, weight, b], &[("weight", weight), ("bias", b)]),
-    }?;
+    let fallback = || unreachable!("x is on the CPU");
+    let sum = apply(op, &operands(x, Some(weight), bias), fallback)?;
     Ok(Loss { sum, n_counted: kept.get().map_or(0, |k| k.sums.n_counted) })
 }

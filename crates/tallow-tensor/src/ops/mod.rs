@@ -20,6 +20,7 @@ pub use dropout::{DropKey, dropout};
 pub use embedding::embedding;
 pub use linear::{linear, matmul};
 pub use loss::{CrossEntropy, Loss, cross_entropy, linear_cross_entropy};
+pub(crate) use loss::host_targets;
 pub use norm::{
     ChannelStats, Then, batch_norm2d, batch_norm2d_given, layer_norm, rms_norm,
 };

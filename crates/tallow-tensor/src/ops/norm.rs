@@ -5,25 +5,19 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
-use std::sync::{Arc, OnceLock};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 pub use tallow_kernels::batch_norm::{ChannelStats, Then};
 use tallow_kernels::{
-    Real,
+    Element, Real,
     batch_norm::{self as bn, Affine, BatchNormShape, Source},
     norm,
 };
-
-/// The operands of a normalisation: input, scale, shift, as far as they exist.
-fn operands<'a>(
-    x: &'a Tensor,
-    weight: Option<&'a Tensor>,
-    bias: Option<&'a Tensor>,
-) -> Vec<&'a Tensor> {
-    [Some(x), weight, bias].into_iter().flatten().collect()
-}
 
 /// Scale and shift need exactly `n` elements; a shift needs a scale.
 fn check_affine(
@@ -58,6 +52,8 @@ struct BatchNorm {
 
 impl Kernel for BatchNorm {
     const NAME: &'static str = "batch_norm2d";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
+    const SAME_DTYPE: bool = false;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let x = args[0].dense::<T>()?;
@@ -66,7 +62,7 @@ impl Kernel for BatchNorm {
             let _ = self.stats.set(bn::channel_stats(&x, &self.shape)?);
         }
         let stats = self.stats.get().expect("statistics are set before they are read");
-        let (weight, bias) = self.affine::<T>(args)?;
+        let (weight, bias) = affine::<T>(Self::NAME, args)?;
         let affine = Affine { weight: weight.as_deref(), bias: bias.as_deref() };
         let mut out = vec![T::default(); x.len()];
         bn::batch_norm(&mut out, &x, stats, affine, &self.shape, self.eps, self.then);
@@ -81,7 +77,7 @@ impl Kernel for BatchNorm {
     ) -> Result<Vec<Option<Tensor>>> {
         let (x, dout) = (args[0].dense::<T>()?, dout.dense::<T>()?);
         let stats = self.stats.get().expect("forward ran before backward");
-        let (weight, bias) = self.affine::<T>(args)?;
+        let (weight, bias) = affine::<T>(Self::NAME, args)?;
         let affine = Affine { weight: weight.as_deref(), bias: bias.as_deref() };
         let mut dx = args[0].room::<T>();
         let grads = bn::batch_norm_backward(
@@ -103,22 +99,14 @@ impl Kernel for BatchNorm {
     }
 }
 
-type Params<'a, A> = Option<std::borrow::Cow<'a, [A]>>;
-
-impl BatchNorm {
-    fn affine<'a, T: Scalar>(
-        &self,
-        args: &[Arg<'a>],
-    ) -> Result<(Params<'a, T::Acc>, Params<'a, T::Acc>)> {
-        affine::<T>(Self::NAME, args)
-    }
-}
+/// A scale or a shift in the accumulator type of `T`.
+type Widened<'a, T> = Option<Cow<'a, [<T as Element>::Acc]>>;
 
 /// Scale and shift among `args`, in the accumulator type.
 fn affine<'a, T: Scalar>(
     op: &'static str,
     args: &[Arg<'a>],
-) -> Result<(Params<'a, T::Acc>, Params<'a, T::Acc>)> {
+) -> Result<(Widened<'a, T>, Widened<'a, T>)> {
     let get = |i: usize| args.get(i).map(|a| a.as_type::<T::Acc>(op)).transpose();
     Ok((get(1)?, get(2)?))
 }
@@ -162,7 +150,8 @@ pub fn batch_norm2d(
     }
     let stats = Arc::new(OnceLock::new());
     let op = BatchNorm { shape, eps, then, source: Source::Batch, stats: stats.clone() };
-    let out = apply(op, &operands(x, weight, bias), &[])?;
+    let fallback = || unreachable!("x is on the CPU");
+    let out = apply(op, &operands(x, weight, bias), fallback)?;
     Ok((out, stats.get().expect("forward set the statistics").clone()))
 }
 
@@ -188,12 +177,10 @@ pub fn batch_norm2d_given(
             return Err(Error::Shape { op, what, found, expected });
         }
     }
-    if !x.device().is_cpu() {
-        return composed::batch_norm2d_given(x, stats, weight, bias, eps, then);
-    }
-    let stats = Arc::new(OnceLock::from(stats.clone()));
-    let op = BatchNorm { shape, eps, then, source: Source::Given, stats };
-    apply(op, &operands(x, weight, bias), &[])
+    let kept = Arc::new(OnceLock::from(stats.clone()));
+    let op = BatchNorm { shape, eps, then, source: Source::Given, stats: kept };
+    let fallback = || composed::batch_norm2d_given(x, stats, weight, bias, eps, then);
+    apply(op, &operands(x, weight, bias), fallback)
 }
 
 /// Layer norm or RMS norm: both work on rows.
@@ -210,6 +197,8 @@ enum Row {
 
 impl Kernel for RowNorm {
     const NAME: &'static str = "row norm";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
+    const SAME_DTYPE: bool = false;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (x, cols) = (args[0].dense::<T>()?, args[0].last_dim());
@@ -275,11 +264,8 @@ pub fn layer_norm(
     eps: f64,
 ) -> Result<Tensor> {
     check_rows("layer_norm", x, weight, bias)?;
-    if x.device().is_cpu() {
-        apply(RowNorm { kind: Row::Layer, eps }, &operands(x, weight, bias), &[])
-    } else {
-        composed::layer_norm(x, weight, bias, eps)
-    }
+    let fallback = || composed::layer_norm(x, weight, bias, eps);
+    apply(RowNorm { kind: Row::Layer, eps }, &operands(x, weight, bias), fallback)
 }
 
 /// RMS norm (Zhang & Sennrich 2019) over the last dimension of `x` `[..., D]`. Keeps `x`.
@@ -287,9 +273,6 @@ pub fn layer_norm(
 /// If `weight` is not `[D]`.
 pub fn rms_norm(x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     check_rows("rms_norm", x, weight, None)?;
-    if x.device().is_cpu() {
-        apply(RowNorm { kind: Row::Rms, eps }, &operands(x, weight, None), &[])
-    } else {
-        composed::rms_norm(x, weight, eps)
-    }
+    let fallback = || composed::rms_norm(x, weight, eps);
+    apply(RowNorm { kind: Row::Rms, eps }, &operands(x, weight, None), fallback)
 }

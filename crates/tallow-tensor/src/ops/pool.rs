@@ -73,11 +73,7 @@ fn checked(x: &Tensor, cfg: Pool2dConfig) -> Result<Pool2dShape> {
 /// If `x` has not four dimensions or the window does not fit.
 pub fn max_pool2d(x: &Tensor, cfg: Pool2dConfig) -> Result<Tensor> {
     let shape = checked(x, cfg)?;
-    if x.device().is_cpu() {
-        apply(Pool2d { shape, how: How::Max }, &[x], &[])
-    } else {
-        composed::max_pool2d(x, cfg)
-    }
+    apply(Pool2d { shape, how: How::Max }, &[x], || composed::max_pool2d(x, cfg))
 }
 
 /// `x` `[N, C, H, W]` → `[N, C, P, Q]`, the mean of each window. Keeps nothing.
@@ -85,11 +81,8 @@ pub fn max_pool2d(x: &Tensor, cfg: Pool2dConfig) -> Result<Tensor> {
 /// If `x` has not four dimensions or the window does not fit.
 pub fn avg_pool2d(x: &Tensor, cfg: Pool2dConfig, divisor: Divisor) -> Result<Tensor> {
     let shape = checked(x, cfg)?;
-    if x.device().is_cpu() {
-        apply(Pool2d { shape, how: How::Average(divisor) }, &[x], &[])
-    } else {
-        composed::avg_pool2d(x, cfg, divisor)
-    }
+    let op = Pool2d { shape, how: How::Average(divisor) };
+    apply(op, &[x], || composed::avg_pool2d(x, cfg, divisor))
 }
 
 struct GlobalAverage;
@@ -122,9 +115,5 @@ impl Kernel for GlobalAverage {
 /// If `x` has not four dimensions.
 pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     dims4(x)?;
-    if x.device().is_cpu() {
-        apply(GlobalAverage, &[x], &[])
-    } else {
-        composed::global_avg_pool2d(x)
-    }
+    apply(GlobalAverage, &[x], || composed::global_avg_pool2d(x))
 }

@@ -35,11 +35,7 @@ impl Kernel for Sum {
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn sum_all(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() {
-        apply(Sum { factor: 1.0 }, &[x], &[])
-    } else {
-        composed::sum_all(x)
-    }
+    apply(Sum { factor: 1.0 }, &[x], || composed::sum_all(x))
 }
 
 /// The mean of all elements of `x`, added up in f64; a scalar in f32 (f64 for f64); NaN if there
@@ -47,9 +43,5 @@ pub fn sum_all(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn mean_all(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() {
-        apply(Sum { factor: 1.0 / x.elem_count() as f64 }, &[x], &[])
-    } else {
-        composed::mean_all(x)
-    }
+    apply(Sum { factor: 1.0 / x.elem_count() as f64 }, &[x], || composed::mean_all(x))
 }

@@ -12,6 +12,8 @@ struct Rotary(Rope);
 
 impl Kernel for Rotary {
     const NAME: &'static str = "rope";
+    const OPERANDS: &'static [&'static str] = &["input", "cos", "sin"];
+    const SAME_DTYPE: bool = false;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (cos, sin) =
@@ -74,9 +76,5 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: Rope) -> Result<Tenso
             return Err(Error::Shape { op, what, found, expected });
         }
     }
-    if x.device().is_cpu() {
-        apply(Rotary(style), &[x, cos, sin], &[])
-    } else {
-        composed::rope(x, cos, sin, style)
-    }
+    apply(Rotary(style), &[x, cos, sin], || composed::rope(x, cos, sin, style))
 }

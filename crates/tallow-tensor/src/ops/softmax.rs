@@ -45,12 +45,12 @@ impl Kernel for Softmax {
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Softmax::Plain, &[x], &[]) } else { composed::softmax(x) }
+    apply(Softmax::Plain, &[x], || composed::softmax(x))
 }
 
 /// Logarithm of softmax over the last dimension of `x` `[..., C]`. Keeps its output only.
 /// # Errors
 /// If `x` is not a float tensor.
 pub fn log_softmax(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { apply(Softmax::Log, &[x], &[]) } else { composed::log_softmax(x) }
+    apply(Softmax::Log, &[x], || composed::log_softmax(x))
 }
