@@ -26,9 +26,7 @@ pub(crate) fn check(metadata: &Metadata) -> Result<bool> {
     let cargo = |args: &str| cargo(metadata, args, &[]).map(Outcome::of);
     let steps: [Step; 6] = [
         ("fmt", &|| cargo("fmt --all -- --check")),
-        ("clippy", &|| {
-            cargo("clippy --locked --workspace --all-targets -- -D warnings")
-        }),
+        ("clippy", &|| cargo("clippy --locked --workspace --all-targets -- -D warnings")),
         ("layers", &|| tidy::layers(metadata).map(Outcome::of)),
         ("alone", &|| alone(metadata).map(Outcome::of)),
         ("doc", &|| doc(metadata)),

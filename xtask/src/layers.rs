@@ -28,11 +28,7 @@ pub(crate) struct Layer {
 }
 
 const fn layer(name: &'static str, role: Role, may_use: &'static [&'static str]) -> Layer {
-    Layer {
-        name,
-        role,
-        may_use,
-    }
+    Layer { name, role, may_use }
 }
 
 const KERNELS: &[&str] = &["tallow-kernels"];
@@ -46,12 +42,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         "tallow-cli",
         Role::Binary,
         // Beside the trainer: it opens sources, installs the allocator and names models.
-        &[
-            "tallow-train",
-            "tallow-data",
-            "tallow-memory",
-            "tallow-models",
-        ],
+        &["tallow-train", "tallow-data", "tallow-memory", "tallow-models"],
     ),
     layer(
         "tallow-train",
@@ -119,12 +110,12 @@ fn violation(metadata: &Metadata, from: &Layer, dependency: &Dependency) -> Opti
         return match dependency.kind {
             _ if may_use(from, to) => None,
             Some(Kind::Dev) if TEST_TOOLS.contains(&&**to) => None,
-            Some(Kind::Dev) => Some(format!(
-                "the dev-dependency `{name}` -> `{to}` is not an arrow of the design"
-            )),
-            None | Some(Kind::Build) => Some(format!(
-                "the dependency `{name}` -> `{to}` is not an arrow of the design"
-            )),
+            Some(Kind::Dev) => {
+                Some(format!("the dev-dependency `{name}` -> `{to}` is not an arrow of the design"))
+            }
+            None | Some(Kind::Build) => {
+                Some(format!("the dependency `{name}` -> `{to}` is not an arrow of the design"))
+            }
         };
     }
     let banned = match from.role {
@@ -243,10 +234,7 @@ mod tests {
 
     #[test]
     fn undeclared_dev_edges_fail() {
-        for (from, to) in [
-            ("tallow-data", "tallow-tensor"),
-            ("tallow-kernels", "tallow"),
-        ] {
+        for (from, to) in [("tallow-data", "tallow-tensor"), ("tallow-kernels", "tallow")] {
             let found = violations(&with_edge(from, &format!("dev:{to}")));
             let message = format!(
                 "crates/{from}/Cargo.toml: the dev-dependency `{from}` -> `{to}` is not an arrow of the design"
@@ -290,10 +278,7 @@ mod tests {
     fn the_table_is_closed_and_has_no_cycle() {
         // Every arrow leads to a row, and dropping rows without arrows again and again ends empty.
         let mut rows: Vec<&Layer> = LAYERS.iter().collect();
-        assert!(
-            rows.iter()
-                .all(|row| row.may_use.iter().all(|to| find(to).is_some()))
-        );
+        assert!(rows.iter().all(|row| row.may_use.iter().all(|to| find(to).is_some())));
         while !rows.is_empty() {
             let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
             rows.retain(|row| row.may_use.iter().any(|to| names.contains(to)));

@@ -52,8 +52,6 @@ impl Metadata {
 
     /// `path` as seen from the root, for messages.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
-        path.strip_prefix(&self.workspace_root)
-            .unwrap_or(path)
-            .display()
+        path.strip_prefix(&self.workspace_root).unwrap_or(path).display()
     }
 }

@@ -8,15 +8,8 @@ const MAX_FILE_LINES: usize = 500;
 const MAX_FN_LINES: usize = 60;
 
 /// Engines print nothing and read no environment.
-const NOT_IN_ENGINES: &[&str] = &[
-    "println!",
-    "eprintln!",
-    "print!",
-    "eprint!",
-    "dbg!",
-    "env::var",
-    "env::set_var",
-];
+const NOT_IN_ENGINES: &[&str] =
+    &["println!", "eprintln!", "print!", "eprint!", "dbg!", "env::var", "env::set_var"];
 
 /// A source file, read once.
 pub(crate) struct Source {
@@ -52,35 +45,18 @@ impl Source {
     pub(crate) fn forbidden_acts(&self) -> Vec<(usize, &'static str)> {
         let act = |line: &str| NOT_IN_ENGINES.iter().find(|act| line.contains(**act));
         let lines = self.code.lines().enumerate();
-        lines
-            .filter_map(|(i, line)| Some((i + 1, *act(line)?)))
-            .collect()
+        lines.filter_map(|(i, line)| Some((i + 1, *act(line)?))).collect()
     }
 
     /// What exceeds a soft limit, as (line from 1, message).
     pub(crate) fn long_parts(&self) -> Vec<(usize, String)> {
         let n_lines = self.n_lines_without_tests;
-        let file = (n_lines > MAX_FILE_LINES).then(|| {
-            (
-                1,
-                format!("{n_lines} lines without tests, more than {MAX_FILE_LINES}"),
-            )
+        let file = (n_lines > MAX_FILE_LINES)
+            .then(|| (1, format!("{n_lines} lines without tests, more than {MAX_FILE_LINES}")));
+        let functions = functions(&self.code).into_iter().filter(|f| f.n_lines > MAX_FN_LINES);
+        let functions = functions.map(|Function { line, name, n_lines }| {
+            (line, format!("fn {name} has {n_lines} lines, more than {MAX_FN_LINES}"))
         });
-        let functions = functions(&self.code)
-            .into_iter()
-            .filter(|f| f.n_lines > MAX_FN_LINES);
-        let functions = functions.map(
-            |Function {
-                 line,
-                 name,
-                 n_lines,
-             }| {
-                (
-                    line,
-                    format!("fn {name} has {n_lines} lines, more than {MAX_FN_LINES}"),
-                )
-            },
-        );
         file.into_iter().chain(functions).collect()
     }
 }
@@ -96,10 +72,7 @@ fn functions(code: &str) -> Vec<Function<'_>> {
     let mut functions = Vec::new();
     for (start, _) in code.match_indices("fn ") {
         let follows_word = code[..start].ends_with(is_word);
-        let name = code[start + 3..]
-            .split(|c| !is_word(c))
-            .next()
-            .unwrap_or_default();
+        let name = code[start + 3..].split(|c| !is_word(c)).next().unwrap_or_default();
         // `fn (` is a type, and a trait's signature has no body.
         if follows_word || name.is_empty() {
             continue;
@@ -259,10 +232,7 @@ mod tests {
             pub fn c(x: [u8; 2], f: fn (u8)) -> u8 {\n    // }\n    if x { \"}\" }\n}\n\
             const _: u8 = my_fn ();\n";
         let code = blank_literals(text);
-        let found: Vec<_> = functions(&code)
-            .iter()
-            .map(|f| (f.line, f.name, f.n_lines))
-            .collect();
+        let found: Vec<_> = functions(&code).iter().map(|f| (f.line, f.name, f.n_lines)).collect();
         assert_eq!(found, [(1, "a", 1), (3, "c", 4)]);
     }
 
@@ -276,22 +246,13 @@ mod tests {
 
         assert_eq!(Source::read(&"//\n".repeat(500)).long_parts(), []);
         let found = Source::read(&"//\n".repeat(501)).long_parts();
-        assert_eq!(
-            found,
-            [(1, "501 lines without tests, more than 500".to_owned())]
-        );
+        assert_eq!(found, [(1, "501 lines without tests, more than 500".to_owned())]);
     }
 
     #[test]
     fn test_modules_do_not_count() {
-        let tests = format!(
-            "#[cfg(test)]\nmod tests {{\n{}}}\n",
-            "    fn x() {}\n".repeat(600)
-        );
-        assert_eq!(
-            Source::read(&format!("{}{tests}", "//\n".repeat(499))).long_parts(),
-            []
-        );
+        let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "    fn x() {}\n".repeat(600));
+        assert_eq!(Source::read(&format!("{}{tests}", "//\n".repeat(499))).long_parts(), []);
         // A declared module ends at its semicolon.
         let source = Source::read(&format!("#[cfg(test)]\nmod tests;\n{}", "//\n".repeat(600)));
         assert_eq!(source.long_parts().len(), 1);

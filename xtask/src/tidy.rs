@@ -31,10 +31,7 @@ pub(crate) fn layers(metadata: &Metadata) -> Result<bool> {
 
 fn report(metadata: &Metadata) -> Result<Report> {
     let violations = layers::violations(metadata);
-    let mut report = Report {
-        violations,
-        warnings: Vec::new(),
-    };
+    let mut report = Report { violations, warnings: Vec::new() };
     for package in &metadata.packages {
         read_sources(metadata, package, &mut report)?;
     }
@@ -51,16 +48,12 @@ fn read_sources(metadata: &Metadata, package: &Package, report: &mut Report) -> 
         let source = Source::read(&text);
         let file = metadata.relative(&path);
         let long = source.long_parts().into_iter();
-        report
-            .warnings
-            .extend(long.map(|(line, message)| format!("{file}:{line}: {message}")));
+        report.warnings.extend(long.map(|(line, message)| format!("{file}:{line}: {message}")));
         if !is_library {
             continue;
         }
         if path == root.join("lib.rs") && !source.has_page() {
-            report
-                .violations
-                .push(format!("{file}: does not begin with a `//!` page"));
+            report.violations.push(format!("{file}: does not begin with a `//!` page"));
         }
         let acts = source.forbidden_acts().into_iter();
         report.violations.extend(acts.map(|(line, act)| {
@@ -75,9 +68,7 @@ fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     for entry in entries {
-        let path = entry
-            .with_context(|| format!("reading {}", folder.display()))?
-            .path();
+        let path = entry.with_context(|| format!("reading {}", folder.display()))?.path();
         match path.file_stem().and_then(|stem| stem.to_str()) {
             Some("tests") => {}
             _ if path.is_dir() => files.extend(rust_files(&path)?),
@@ -113,10 +104,7 @@ mod tests {
                 manifest_path: self.0.join("Cargo.toml"),
                 dependencies: Vec::new(),
             };
-            let metadata = Metadata {
-                packages: vec![package],
-                workspace_root: self.0.clone(),
-            };
+            let metadata = Metadata { packages: vec![package], workspace_root: self.0.clone() };
             report(&metadata).unwrap()
         }
     }
@@ -153,10 +141,7 @@ mod tests {
         assert_eq!(engine.warnings, [warning]);
 
         let binary = disk.report("tallow-cli");
-        assert_eq!(
-            (binary.violations, binary.warnings),
-            (vec![], vec![warning.to_owned()])
-        );
+        assert_eq!((binary.violations, binary.warnings), (vec![], vec![warning.to_owned()]));
     }
 
     #[test]

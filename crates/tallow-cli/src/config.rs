@@ -183,8 +183,8 @@ fn section<T: Default + for<'de> Deserialize<'de>>(
 ) -> Result<T> {
     match table.remove(name) {
         None => Ok(T::default()),
-        Some(value) => value
-            .try_into()
-            .map_err(|error: toml::de::Error| anyhow::anyhow!("section `{name}`: {}", error.message())),
+        Some(value) => value.try_into().map_err(|error: toml::de::Error| {
+            anyhow::anyhow!("section `{name}`: {}", error.message())
+        }),
     }
 }

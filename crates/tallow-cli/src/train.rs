@@ -23,8 +23,10 @@ const DTYPE: DType = DType::F32;
 pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> {
     let (train, held_out) = open(config)?;
     let [height, width] = [train.height(), train.width()];
-    let model_config =
-        ResNetConfig { n_classes: train.n_classes().max(held_out.n_classes()), ..ResNetConfig::digits() };
+    let model_config = ResNetConfig {
+        n_classes: train.n_classes().max(held_out.n_classes()),
+        ..ResNetConfig::digits()
+    };
     report::prepare(out)?;
     let device = Device::Cpu;
     let params = Params::new(config.seed);

@@ -66,7 +66,10 @@ fn a_short_run_reports_and_repeats_itself() {
         let (text, error) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{error}");
-        assert!(text.contains("77754 parameters, on 9000 images of 28 x 28 (1000 held out)"), "{text}");
+        assert!(
+            text.contains("77754 parameters, on 9000 images of 28 x 28 (1000 held out)"),
+            "{text}"
+        );
         assert!(text.contains("bytes"), "{text}");
         let report = fs::read_to_string(out.join("report.json")).expect("a report");
         serde_json::from_str::<serde_json::Value>(&report).expect("JSON")
@@ -90,7 +93,8 @@ fn another_seed_is_another_run() {
         let path = out.join(seed);
         let set = format!("train.seed={seed}");
         let path = path.to_str().expect("a path");
-        let output = tallow(&["train", "--set", &set, "--set", "train.max_updates=1", "--out", path]);
+        let output =
+            tallow(&["train", "--set", &set, "--set", "train.max_updates=1", "--out", path]);
         assert!(output.status.success());
         fs::read_to_string(Path::new(path).join("report.json")).expect("a report")
     };
@@ -156,7 +160,13 @@ fn bad_data_is_refused_by_name() {
     with("labels-for-images", &write(IMAGES, idx(8, &[20], 20)), IMAGES);
     with("fewer-labels", &write(LABELS, idx(8, &[19], 19)), "19");
     refused(
-        &["train", "--set", &source(&image_folder("all-held-out", 20)), "--set", "data.held_out=20"],
+        &[
+            "train",
+            "--set",
+            &source(&image_folder("all-held-out", 20)),
+            "--set",
+            "data.held_out=20",
+        ],
         "data.held_out 20 leaves nothing of the 20 images",
     );
 }

@@ -79,10 +79,7 @@ impl ImageSet {
             return Err(Error::EmptySet);
         }
         if tail == Tail::Drop && self.n_images() < batch_images {
-            return Err(Error::NoWholeBatch {
-                n_images,
-                batch_images: batch_images as u64,
-            });
+            return Err(Error::NoWholeBatch { n_images, batch_images: batch_images as u64 });
         }
         let table = Table::new(pixels)?;
         let epoch = match order {
@@ -91,15 +88,7 @@ impl ImageSet {
         };
         let cursor = Cursor { epoch, position: 0 };
         let permutation = permutation(order, n_images, epoch);
-        Ok(Batches {
-            set: self.clone(),
-            table,
-            batch_images,
-            order,
-            tail,
-            permutation,
-            cursor,
-        })
+        Ok(Batches { set: self.clone(), table, batch_images, order, tail, permutation, cursor })
     }
 }
 
@@ -138,10 +127,7 @@ impl Batches {
     pub fn seek(&mut self, cursor: Cursor) -> Result<()> {
         let n_images = self.set.n_images() as u64;
         if cursor.position > n_images {
-            return Err(Error::Cursor {
-                position: cursor.position,
-                n_images,
-            });
+            return Err(Error::Cursor { position: cursor.position, n_images });
         }
         self.permutation = permutation(self.order, n_images, cursor.epoch);
         self.cursor = cursor;
@@ -156,12 +142,7 @@ impl Batches {
     /// Bytes of a whole batch on the device, [`batch_bytes`].
     pub fn batch_bytes(&self) -> u64 {
         let (height, width) = (self.set.height() as u64, self.set.width() as u64);
-        batch_bytes(
-            self.batch_images as u64,
-            height,
-            width,
-            self.table.bytes_per_elem(),
-        )
+        batch_bytes(self.batch_images as u64, height, width, self.table.bytes_per_elem())
     }
 
     fn batches_in(&self, n_images: usize) -> u64 {
@@ -177,26 +158,19 @@ impl Batches {
 
     /// Which image of the set is at `position` of the order.
     fn index(&self, position: usize) -> usize {
-        self.permutation.as_ref().map_or(position, |permutation| {
-            permutation.index(position as u64) as usize
-        })
+        self.permutation
+            .as_ref()
+            .map_or(position, |permutation| permutation.index(position as u64) as usize)
     }
 
     fn load(&self, first: usize, n_images: usize) -> Result<Batch> {
         let indices = (first..first + n_images).map(|position| self.index(position));
         let images = indices.clone().map(|index| self.set.image(index));
-        let images = self
-            .table
-            .look_up(images, [n_images, 1, self.set.height(), self.set.width()])?;
-        let labels: Vec<u32> = indices
-            .map(|index| u32::from(self.set.label(index)))
-            .collect();
+        let images =
+            self.table.look_up(images, [n_images, 1, self.set.height(), self.set.width()])?;
+        let labels: Vec<u32> = indices.map(|index| u32::from(self.set.label(index))).collect();
         let labels = Tensor::from_vec(labels, n_images, self.table.device())?;
-        Ok(Batch {
-            images,
-            labels,
-            first_index: first as u64,
-        })
+        Ok(Batch { images, labels, first_index: first as u64 })
     }
 }
 

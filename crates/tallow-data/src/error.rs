@@ -26,41 +26,19 @@ pub enum Error {
         "`{}` holds {n_images} images, `{}` holds {n_labels} labels",
         images_path.display(), labels_path.display()
     )]
-    Counts {
-        images_path: PathBuf,
-        n_images: u64,
-        labels_path: PathBuf,
-        n_labels: u64,
-    },
+    Counts { images_path: PathBuf, n_images: u64, labels_path: PathBuf, n_labels: u64 },
     /// Bytes in memory that are not that many images.
     #[error("{n_labels} images of {height} x {width} pixels are not {n_bytes} bytes")]
-    Pixels {
-        n_bytes: u64,
-        n_labels: u64,
-        height: usize,
-        width: usize,
-    },
+    Pixels { n_bytes: u64, n_labels: u64, height: usize, width: usize },
     /// A label that is not a class.
     #[error("label {index} is {label}, outside 0..{n_classes}")]
-    Label {
-        index: u64,
-        label: u8,
-        n_classes: usize,
-    },
+    Label { index: u64, label: u8, n_classes: usize },
     /// A folder without the file looked for.
     #[error("`{}` holds no file `{pattern}`; it holds {}", folder.display(), names(present))]
-    NoFile {
-        folder: PathBuf,
-        pattern: String,
-        present: Vec<String>,
-    },
+    NoFile { folder: PathBuf, pattern: String, present: Vec<String> },
     /// A folder with more than one candidate.
     #[error("`{}` holds {} files `{pattern}`, one is needed: {}", folder.display(), found.len(), names(found))]
-    Ambiguous {
-        folder: PathBuf,
-        pattern: String,
-        found: Vec<String>,
-    },
+    Ambiguous { folder: PathBuf, pattern: String, found: Vec<String> },
     /// A split at a place the set does not reach.
     #[error("a split after {n_train} images, the set has {n_images}")]
     Split { n_train: u64, n_images: u64 },
@@ -101,12 +79,8 @@ impl From<Error> for candle_core::Error {
 /// At most eight names, and how many more there are.
 fn names(all: &[String]) -> String {
     const SHOWN: usize = 8;
-    let shown = all
-        .iter()
-        .take(SHOWN)
-        .map(|name| format!("`{name}`"))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let shown =
+        all.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     match all.len() {
         0 => "nothing".to_owned(),
         n if n <= SHOWN => shown,
@@ -120,37 +94,22 @@ mod tests {
 
     #[test]
     fn candle_keeps_the_message() {
-        let error = Error::NoWholeBatch {
-            n_images: 3,
-            batch_images: 64,
-        };
+        let error = Error::NoWholeBatch { n_images: 3, batch_images: 64 };
         let message = error.to_string();
         assert!(message.contains("3 images") && message.contains("batch of 64"));
-        assert!(
-            candle_core::Error::from(error)
-                .to_string()
-                .contains(&message)
-        );
+        assert!(candle_core::Error::from(error).to_string().contains(&message));
     }
 
     #[test]
     fn a_candle_error_goes_through_unchanged() {
         let there = Error::from(candle_core::Error::Msg("shape 3 against 4".into()));
-        assert!(
-            candle_core::Error::from(there)
-                .to_string()
-                .contains("shape 3 against 4")
-        );
+        assert!(candle_core::Error::from(there).to_string().contains("shape 3 against 4"));
     }
 
     #[test]
     fn long_listings_are_cut() {
         let present: Vec<String> = (0..11).map(|i| format!("f{i}")).collect();
-        let error = Error::NoFile {
-            folder: "d".into(),
-            pattern: "*x".into(),
-            present,
-        };
+        let error = Error::NoFile { folder: "d".into(), pattern: "*x".into(), present };
         assert!(error.to_string().ends_with("`f7` and 3 more"), "{error}");
     }
 }

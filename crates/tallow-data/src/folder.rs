@@ -7,13 +7,8 @@ use std::{
 /// The one image file and the one label file of an IDX data set in `folder`.
 pub(crate) fn find_idx_pair(folder: &Path) -> Result<(PathBuf, PathBuf)> {
     let names = file_names(folder).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::NotFound {
-            path: folder.to_owned(),
-        },
-        _ => Error::Io {
-            path: folder.to_owned(),
-            error,
-        },
+        io::ErrorKind::NotFound => Error::NotFound { path: folder.to_owned() },
+        _ => Error::Io { path: folder.to_owned(), error },
     })?;
     Ok((
         find_one(folder, &names, "images", "idx3-ubyte")?,
@@ -37,10 +32,7 @@ fn file_names(folder: &Path) -> io::Result<Vec<PathBuf>> {
 fn find_one(folder: &Path, names: &[PathBuf], word: &str, ending: &str) -> Result<PathBuf> {
     let is_match = |name: &&PathBuf| {
         let name = name.to_string_lossy();
-        let stem = name
-            .strip_suffix(".gz")
-            .unwrap_or(&name)
-            .strip_suffix(ending);
+        let stem = name.strip_suffix(".gz").unwrap_or(&name).strip_suffix(ending);
         stem.is_some_and(|stem| stem.contains(word))
     };
     let found: Vec<&PathBuf> = names.iter().filter(is_match).collect();
@@ -50,11 +42,9 @@ fn find_one(folder: &Path, names: &[PathBuf], word: &str, ending: &str) -> Resul
     let (folder_path, pattern) = (folder.to_owned(), format!("*{word}*{ending}[.gz]"));
     match found[..] {
         [name] => Ok(folder.join(name)),
-        [] => Err(Error::NoFile {
-            folder: folder_path,
-            pattern,
-            present: listed(&mut names.iter()),
-        }),
+        [] => {
+            Err(Error::NoFile { folder: folder_path, pattern, present: listed(&mut names.iter()) })
+        }
         _ => Err(Error::Ambiguous {
             folder: folder_path,
             pattern,

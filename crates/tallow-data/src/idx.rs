@@ -67,25 +67,16 @@ pub enum IdxFault {
     NotIdx { found: Vec<u8> },
     /// The content ends early.
     #[error("truncated, {expected_bytes} bytes are announced and {found_bytes} found")]
-    Truncated {
-        expected_bytes: u64,
-        found_bytes: u64,
-    },
+    Truncated { expected_bytes: u64, found_bytes: u64 },
     /// The content goes on; how far is not read.
     #[error("{expected_bytes} bytes are announced, at least {extra_bytes} follow them")]
-    Trailing {
-        expected_bytes: u64,
-        extra_bytes: u64,
-    },
+    Trailing { expected_bytes: u64, extra_bytes: u64 },
     /// Another element type.
     #[error("elements are {found}, {expected} is needed")]
     Type { found: IdxType, expected: IdxType },
     /// Another number of dimensions.
     #[error("{found_rank} dimensions, {expected_rank} are needed")]
-    Rank {
-        found_rank: usize,
-        expected_rank: usize,
-    },
+    Rank { found_rank: usize, expected_rank: usize },
     /// Dimensions whose product no machine addresses, or images without pixels.
     #[error("dimensions {dims:?} describe no data that could be held")]
     Dims { dims: Vec<u64> },
@@ -111,21 +102,13 @@ pub struct IdxBytes<'a> {
 /// If the file is missing or unreadable, or is not exactly such an array.
 pub fn read_u8(path: &Path, rank: usize) -> Result<IdxBytes<'static>> {
     let file = File::open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::NotFound {
-            path: path.to_owned(),
-        },
-        _ => Error::Io {
-            path: path.to_owned(),
-            error,
-        },
+        io::ErrorKind::NotFound => Error::NotFound { path: path.to_owned() },
+        _ => Error::Io { path: path.to_owned(), error },
     })?;
     let mut reader = BufReader::new(file);
     let mut first = [0; 2];
     let (n_first, outcome) = fill(&mut reader, &mut first);
-    outcome.map_err(|error| Error::Io {
-        path: path.to_owned(),
-        error,
-    })?;
+    outcome.map_err(|error| Error::Io { path: path.to_owned(), error })?;
     let reader = first[..n_first].chain(reader);
     match is_gzip(&first[..n_first]) {
         true => Input::new(path, true, MultiGzDecoder::new(reader)).array(rank),
@@ -146,27 +129,16 @@ pub fn parse_u8<'a>(name: &Path, content: &'a [u8], rank: usize) -> Result<IdxBy
     let mut input = Input::new(name, false, content);
     let header = input.header(rank)?;
     let (rest, n_rest) = (input.reader, input.reader.len() as u64);
-    let (expected_bytes, found_bytes) = (
-        input.found_bytes + header.n_bytes,
-        input.found_bytes + n_rest,
-    );
+    let (expected_bytes, found_bytes) =
+        (input.found_bytes + header.n_bytes, input.found_bytes + n_rest);
     if found_bytes < expected_bytes {
-        return Err(input.fault(IdxFault::Truncated {
-            expected_bytes,
-            found_bytes,
-        }));
+        return Err(input.fault(IdxFault::Truncated { expected_bytes, found_bytes }));
     }
     if found_bytes > expected_bytes {
         let extra_bytes = found_bytes - expected_bytes;
-        return Err(input.fault(IdxFault::Trailing {
-            expected_bytes,
-            extra_bytes,
-        }));
+        return Err(input.fault(IdxFault::Trailing { expected_bytes, extra_bytes }));
     }
-    Ok(IdxBytes {
-        dims: header.dims,
-        bytes: Cow::Borrowed(rest),
-    })
+    Ok(IdxBytes { dims: header.dims, bytes: Cow::Borrowed(rest) })
 }
 
 fn is_gzip(content: &[u8]) -> bool {
@@ -202,22 +174,14 @@ struct Input<'p, R> {
 
 impl<'p, R: Read> Input<'p, R> {
     fn new(path: &'p Path, gzip: bool, reader: R) -> Self {
-        Self {
-            path,
-            gzip,
-            reader,
-            found_bytes: 0,
-        }
+        Self { path, gzip, reader, found_bytes: 0 }
     }
 
     fn array(mut self, rank: usize) -> Result<IdxBytes<'static>> {
         let header = self.header(rank)?;
         let bytes = self.body(header.n_bytes)?;
         self.end()?;
-        Ok(IdxBytes {
-            dims: header.dims,
-            bytes: Cow::Owned(bytes),
-        })
+        Ok(IdxBytes { dims: header.dims, bytes: Cow::Owned(bytes) })
     }
 
     /// Reads the header and refuses all but `rank` dimensions of bytes.
@@ -229,22 +193,14 @@ impl<'p, R: Read> Input<'p, R> {
             _ => None,
         };
         let Some(found) = found_type else {
-            return Err(self.fault(IdxFault::NotIdx {
-                found: magic[..n_magic].to_vec(),
-            }));
+            return Err(self.fault(IdxFault::NotIdx { found: magic[..n_magic].to_vec() }));
         };
         if found != IdxType::U8 {
-            return Err(self.fault(IdxFault::Type {
-                found,
-                expected: IdxType::U8,
-            }));
+            return Err(self.fault(IdxFault::Type { found, expected: IdxType::U8 }));
         }
         let found_rank = usize::from(magic[3]);
         if found_rank != rank {
-            return Err(self.fault(IdxFault::Rank {
-                found_rank,
-                expected_rank: rank,
-            }));
+            return Err(self.fault(IdxFault::Rank { found_rank, expected_rank: rank }));
         }
         let header_bytes = self.found_bytes + 4 * rank as u64;
         let mut dims = Vec::with_capacity(rank);
@@ -257,13 +213,8 @@ impl<'p, R: Read> Input<'p, R> {
     }
 
     fn checked(&self, dims: Vec<u64>) -> Result<Header> {
-        let n_bytes = dims
-            .iter()
-            .try_fold(1u64, |product, &dim| product.checked_mul(dim));
-        let sizes = dims
-            .iter()
-            .map(|&dim| usize::try_from(dim))
-            .collect::<Result<Vec<_>, _>>();
+        let n_bytes = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));
+        let sizes = dims.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>();
         match (n_bytes, sizes) {
             (Some(n_bytes), Ok(dims)) if isize::try_from(n_bytes).is_ok() => {
                 Ok(Header { dims, n_bytes })
@@ -294,10 +245,9 @@ impl<'p, R: Read> Input<'p, R> {
         let mut extra = [0; 4096];
         match self.fill(&mut extra)? {
             0 => Ok(()),
-            n_extra => Err(self.fault(IdxFault::Trailing {
-                expected_bytes,
-                extra_bytes: n_extra as u64,
-            })),
+            n_extra => {
+                Err(self.fault(IdxFault::Trailing { expected_bytes, extra_bytes: n_extra as u64 }))
+            }
         }
     }
 
@@ -318,31 +268,24 @@ impl<'p, R: Read> Input<'p, R> {
                 Err(self.unreadable(error))
             }
             _ if n_bytes == buf.len() => Ok(()),
-            _ => Err(self.fault(IdxFault::Truncated {
-                expected_bytes,
-                found_bytes: self.found_bytes,
-            })),
+            _ => {
+                Err(self
+                    .fault(IdxFault::Truncated { expected_bytes, found_bytes: self.found_bytes }))
+            }
         }
     }
 
     fn fault(&self, fault: IdxFault) -> Error {
-        Error::Idx {
-            path: self.path.to_owned(),
-            fault,
-        }
+        Error::Idx { path: self.path.to_owned(), fault }
     }
 
     fn unreadable(&self, error: io::Error) -> Error {
         use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
         match error.kind() {
-            InvalidData | InvalidInput | UnexpectedEof if self.gzip => self.fault(IdxFault::Gzip {
-                found_bytes: self.found_bytes,
-                error,
-            }),
-            _ => Error::Io {
-                path: self.path.to_owned(),
-                error,
-            },
+            InvalidData | InvalidInput | UnexpectedEof if self.gzip => {
+                self.fault(IdxFault::Gzip { found_bytes: self.found_bytes, error })
+            }
+            _ => Error::Io { path: self.path.to_owned(), error },
         }
     }
 }

@@ -81,34 +81,15 @@ impl ImageSet {
     ) -> Result<Self> {
         let (images, labels) = (images.into(), labels.into());
         let n_images = labels.len();
-        let need_bytes = height
-            .checked_mul(width)
-            .and_then(|n_pixels| n_pixels.checked_mul(n_images));
+        let need_bytes =
+            height.checked_mul(width).and_then(|n_pixels| n_pixels.checked_mul(n_images));
         if height == 0 || width == 0 || need_bytes != Some(images.len()) {
             let (n_bytes, n_labels) = (images.len() as u64, n_images as u64);
-            return Err(Error::Pixels {
-                n_bytes,
-                n_labels,
-                height,
-                width,
-            });
+            return Err(Error::Pixels { n_bytes, n_labels, height, width });
         }
-        let n_classes = labels
-            .iter()
-            .max()
-            .map_or(0, |&largest| usize::from(largest) + 1);
-        let store = Arc::new(Store {
-            images,
-            labels,
-            height,
-            width,
-        });
-        Ok(Self {
-            store,
-            first: 0,
-            n_images,
-            n_classes,
-        })
+        let n_classes = labels.iter().max().map_or(0, |&largest| usize::from(largest) + 1);
+        let store = Arc::new(Store { images, labels, height, width });
+        Ok(Self { store, first: 0, n_images, n_classes })
     }
 
     fn from_arrays(
@@ -121,24 +102,15 @@ impl ImageSet {
             unreachable!("images are read with rank 3")
         };
         if height == 0 || width == 0 {
-            let fault = IdxFault::Dims {
-                dims: images.dims.iter().map(|&dim| dim as u64).collect(),
-            };
-            return Err(Error::Idx {
-                path: images_path.to_owned(),
-                fault,
-            });
+            let fault =
+                IdxFault::Dims { dims: images.dims.iter().map(|&dim| dim as u64).collect() };
+            return Err(Error::Idx { path: images_path.to_owned(), fault });
         }
         let n_labels = labels.bytes.len();
         if n_images != n_labels {
             let (images_path, labels_path) = (images_path.to_owned(), labels_path.to_owned());
             let (n_images, n_labels) = (n_images as u64, n_labels as u64);
-            return Err(Error::Counts {
-                images_path,
-                n_images,
-                labels_path,
-                n_labels,
-            });
+            return Err(Error::Counts { images_path, n_images, labels_path, n_labels });
         }
         Self::from_pixels(images.bytes, labels.bytes, [height, width])
     }
@@ -148,16 +120,10 @@ impl ImageSet {
     /// # Errors
     /// At the first label that is not below `n_classes`.
     pub fn with_classes(self, n_classes: usize) -> Result<Self> {
-        match self
-            .labels()
-            .iter()
-            .position(|&label| usize::from(label) >= n_classes)
-        {
-            Some(index) => Err(Error::Label {
-                index: index as u64,
-                label: self.label(index),
-                n_classes,
-            }),
+        match self.labels().iter().position(|&label| usize::from(label) >= n_classes) {
+            Some(index) => {
+                Err(Error::Label { index: index as u64, label: self.label(index), n_classes })
+            }
             None => Ok(Self { n_classes, ..self }),
         }
     }
@@ -168,20 +134,10 @@ impl ImageSet {
     /// If the set has fewer images.
     pub fn split(&self, n_train: usize) -> Result<(Self, Self)> {
         let Some(n_rest) = self.n_images.checked_sub(n_train) else {
-            return Err(Error::Split {
-                n_train: n_train as u64,
-                n_images: self.n_images as u64,
-            });
+            return Err(Error::Split { n_train: n_train as u64, n_images: self.n_images as u64 });
         };
-        let train = Self {
-            n_images: n_train,
-            ..self.clone()
-        };
-        let rest = Self {
-            first: self.first + n_train,
-            n_images: n_rest,
-            ..self.clone()
-        };
+        let train = Self { n_images: n_train, ..self.clone() };
+        let rest = Self { first: self.first + n_train, n_images: n_rest, ..self.clone() };
         Ok((train, rest))
     }
 
@@ -210,11 +166,7 @@ impl ImageSet {
     /// # Panics
     /// If `index` is not below [`ImageSet::n_images`].
     pub fn image(&self, index: usize) -> &[u8] {
-        assert!(
-            index < self.n_images,
-            "ImageSet::image: index {index} of {}",
-            self.n_images
-        );
+        assert!(index < self.n_images, "ImageSet::image: index {index} of {}", self.n_images);
         let n_pixels = self.store.height * self.store.width;
         let start = (self.first + index) * n_pixels;
         &self.store.images[start..start + n_pixels]
@@ -242,24 +194,13 @@ mod tests {
     fn the_digits_are_what_they_were() {
         let digits = ImageSet::digits().unwrap();
         assert_eq!(
-            (
-                digits.n_images(),
-                digits.height(),
-                digits.width(),
-                digits.n_classes()
-            ),
+            (digits.n_images(), digits.height(), digits.width(), digits.n_classes()),
             (10_000, 28, 28, 10)
         );
         assert_eq!(digits.labels()[..12], [9, 7, 2, 8, 4, 4, 0, 6, 0, 9, 7, 4]);
         let mut per_class = [0; 10];
-        digits
-            .labels()
-            .iter()
-            .for_each(|&label| per_class[usize::from(label)] += 1);
-        assert_eq!(
-            per_class,
-            [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]
-        );
+        digits.labels().iter().for_each(|&label| per_class[usize::from(label)] += 1);
+        assert_eq!(per_class, [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]);
     }
 
     /// The constants of `Pixels::digits` are these moments, rounded to four digits.
@@ -268,16 +209,9 @@ mod tests {
         let digits = ImageSet::digits().unwrap();
         let pixels = &digits.store.images;
         let n = pixels.len() as f64;
-        let mean = pixels
-            .iter()
-            .map(|&byte| f64::from(byte) / 255.0)
-            .sum::<f64>()
-            / n;
-        let variance = pixels
-            .iter()
-            .map(|&byte| (f64::from(byte) / 255.0 - mean).powi(2))
-            .sum::<f64>()
-            / n;
+        let mean = pixels.iter().map(|&byte| f64::from(byte) / 255.0).sum::<f64>() / n;
+        let variance =
+            pixels.iter().map(|&byte| (f64::from(byte) / 255.0 - mean).powi(2)).sum::<f64>() / n;
         assert_eq!(format!("{mean:.4} {:.4}", variance.sqrt()), "0.1311 0.3087");
     }
 
@@ -286,21 +220,12 @@ mod tests {
         let set =
             ImageSet::from_pixels((0..12).collect::<Vec<u8>>(), vec![0, 1, 2], [2, 2]).unwrap();
         let (train, rest) = set.split(2).unwrap();
-        assert_eq!(
-            (train.n_images(), rest.n_images(), rest.n_classes()),
-            (2, 1, 3)
-        );
+        assert_eq!((train.n_images(), rest.n_images(), rest.n_classes()), (2, 1, 3));
         assert_eq!((rest.image(0), rest.label(0)), (&[8, 9, 10, 11][..], 2));
         assert!(std::ptr::eq(rest.image(0), set.image(2)));
         let (none, all) = rest.split(0).unwrap();
         assert_eq!((none.n_images(), all.labels()), (0, &[2][..]));
-        assert!(matches!(
-            train.split(3),
-            Err(Error::Split {
-                n_train: 3,
-                n_images: 2
-            })
-        ));
+        assert!(matches!(train.split(3), Err(Error::Split { n_train: 3, n_images: 2 })));
     }
 
     #[test]

@@ -29,12 +29,7 @@ impl Permutation {
         let round_keys = std::array::from_fn(|round| {
             mix(start.wrapping_add(GOLDEN.wrapping_mul(round as u64 + 1)))
         });
-        Self {
-            n,
-            left_bits: bits / 2,
-            right_bits: bits - bits / 2,
-            round_keys,
-        }
+        Self { n, left_bits: bits / 2, right_bits: bits - bits / 2, round_keys }
     }
 
     /// How many numbers are permuted.
@@ -47,11 +42,7 @@ impl Permutation {
     /// # Panics
     /// If `position` is not below `n`.
     pub fn index(&self, position: u64) -> u64 {
-        assert!(
-            position < self.n,
-            "Permutation::index: position {position} of {}",
-            self.n
-        );
+        assert!(position < self.n, "Permutation::index: position {position} of {}", self.n);
         let mut index = self.encrypt(position);
         while index >= self.n {
             index = self.encrypt(index); // ends: the cycle it walks on leads back to `position`
@@ -139,9 +130,8 @@ mod tests {
                 counts[permutation.index(0) as usize * n + permutation.index(1) as usize] += 1;
             }
             let pairs = (0..n * n).filter(|pair| pair / n != pair % n);
-            let chi_square: f64 = pairs
-                .map(|pair| (f64::from(counts[pair]) - 200.0).powi(2) / 200.0)
-                .sum();
+            let chi_square: f64 =
+                pairs.map(|pair| (f64::from(counts[pair]) - 200.0).powi(2) / 200.0).sum();
             let freedom = (n_pairs - 1) as f64;
             assert!(
                 chi_square < freedom + 5.0 * (2.0 * freedom).sqrt(),

@@ -17,12 +17,7 @@ pub struct Pixels {
 impl Pixels {
     /// The normalisation of the embedded digits: their own mean and standard deviation.
     pub fn digits(dtype: DType, device: &Device) -> Self {
-        Self {
-            dtype,
-            device: device.clone(),
-            mean: 0.1311,
-            std: 0.3087,
-        }
+        Self { dtype, device: device.clone(), mean: 0.1311, std: 0.3087 }
     }
 }
 
@@ -36,12 +31,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(pixels: Pixels) -> Result<Self> {
-        let Pixels {
-            dtype,
-            device,
-            mean,
-            std,
-        } = pixels;
+        let Pixels { dtype, device, mean, std } = pixels;
         if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::Dtype { dtype });
         }
@@ -71,17 +61,13 @@ impl Table {
         shape: [usize; 4],
     ) -> Result<Tensor> {
         let (storage, _) = self.values.storage_and_layout();
-        let Storage::Cpu(table) = &*storage else {
-            unreachable!("the table is made on the CPU")
-        };
+        let Storage::Cpu(table) = &*storage else { unreachable!("the table is made on the CPU") };
         match table {
             CpuStorage::F64(table) => gather(table, images, shape, &self.device),
             CpuStorage::F32(table) => gather(table, images, shape, &self.device),
             CpuStorage::F16(table) => gather(table, images, shape, &self.device),
             CpuStorage::BF16(table) => gather(table, images, shape, &self.device),
-            _ => Err(Error::Dtype {
-                dtype: self.values.dtype(),
-            }),
+            _ => Err(Error::Dtype { dtype: self.values.dtype() }),
         }
     }
 }
@@ -113,12 +99,7 @@ mod tests {
     use super::*;
 
     fn table(dtype: DType, mean: f32, std: f32) -> Result<Table> {
-        Table::new(Pixels {
-            dtype,
-            device: Device::Cpu,
-            mean,
-            std,
-        })
+        Table::new(Pixels { dtype, device: Device::Cpu, mean, std })
     }
 
     #[test]
@@ -126,18 +107,11 @@ mod tests {
         let bytes: Vec<u8> = (0..=u8::MAX).collect();
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
             let table = table(dtype, 0.25, 0.5).unwrap();
-            let got = table
-                .look_up([&bytes[..]].into_iter(), [1, 1, 16, 16])
-                .unwrap();
+            let got = table.look_up([&bytes[..]].into_iter(), [1, 1, 16, 16]).unwrap();
             assert_eq!((got.dtype(), got.dims()), (dtype, &[1, 1, 16, 16][..]));
-            let want: Vec<f64> = bytes
-                .iter()
-                .map(|&byte| (f64::from(byte) / 255.0 - 0.25) / 0.5)
-                .collect();
-            let want = Tensor::new(want, &Device::Cpu)
-                .unwrap()
-                .to_dtype(dtype)
-                .unwrap();
+            let want: Vec<f64> =
+                bytes.iter().map(|&byte| (f64::from(byte) / 255.0 - 0.25) / 0.5).collect();
+            let want = Tensor::new(want, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             let as_f64 = |tensor: &Tensor| {
                 tensor
                     .flatten_all()
@@ -154,30 +128,17 @@ mod tests {
     #[test]
     fn what_cannot_be_normalised_is_an_error() {
         for dtype in [DType::U8, DType::U32, DType::I64, DType::F8E4M3] {
-            assert!(
-                matches!(table(dtype, 0.0, 1.0), Err(Error::Dtype { .. })),
-                "{dtype:?}"
-            );
+            assert!(matches!(table(dtype, 0.0, 1.0), Err(Error::Dtype { .. })), "{dtype:?}");
         }
-        for (mean, std) in [
-            (0.0, 0.0),
-            (0.0, -1.0),
-            (f32::NAN, 1.0),
-            (0.0, f32::NAN),
-            (f32::INFINITY, 1.0),
-        ] {
+        for (mean, std) in
+            [(0.0, 0.0), (0.0, -1.0), (f32::NAN, 1.0), (0.0, f32::NAN), (f32::INFINITY, 1.0)]
+        {
             assert!(
-                matches!(
-                    table(DType::F32, mean, std),
-                    Err(Error::Normalisation { .. })
-                ),
+                matches!(table(DType::F32, mean, std), Err(Error::Normalisation { .. })),
                 "{mean} {std}"
             );
         }
-        assert!(matches!(
-            table(DType::F16, 0.0, 1e-6),
-            Err(Error::Normalisation { .. })
-        ));
+        assert!(matches!(table(DType::F16, 0.0, 1e-6), Err(Error::Normalisation { .. })));
         assert!(table(DType::BF16, 0.0, 1e-6).is_ok());
     }
 }

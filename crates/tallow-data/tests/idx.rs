@@ -59,11 +59,7 @@ fn what_is_not_idx_shows_its_first_bytes() {
             "{found}"
         );
     }
-    assert!(
-        fault(b"\x89PNG...", 1)
-            .to_string()
-            .ends_with("[89, 50, 4e, 47]")
-    );
+    assert!(fault(b"\x89PNG...", 1).to_string().ends_with("[89, 50, 4e, 47]"));
 }
 
 #[test]
@@ -84,13 +80,7 @@ fn lengths_are_compared_to_the_byte() {
     for content in [longer.clone(), gzip(&longer)] {
         let found = fault(&content, 2);
         assert!(
-            matches!(
-                found,
-                IdxFault::Trailing {
-                    expected_bytes: 18,
-                    extra_bytes: 2
-                }
-            ),
+            matches!(found, IdxFault::Trailing { expected_bytes: 18, extra_bytes: 2 }),
             "{found}"
         );
     }
@@ -101,36 +91,16 @@ fn a_damaged_gzip_stream_is_told_from_a_short_one() {
     let mut compressed = gzip(&idx(&[2, 3], &[1, 2, 3, 4, 5, 6]));
     let n = compressed.len();
     let found = fault(&compressed[..n - 12], 2);
-    assert!(
-        matches!(
-            found,
-            IdxFault::Truncated {
-                expected_bytes: 18,
-                ..
-            }
-        ),
-        "{found}"
-    );
-    for content in [
-        &compressed[..3],
-        &compressed[..n - 1],
-        &[&compressed[..], b"junk after it"].concat(),
-    ] {
+    assert!(matches!(found, IdxFault::Truncated { expected_bytes: 18, .. }), "{found}");
+    for content in
+        [&compressed[..3], &compressed[..n - 1], &[&compressed[..], b"junk after it"].concat()]
+    {
         let found = fault(content, 2);
         assert!(matches!(found, IdxFault::Gzip { .. }), "{found}");
     }
     compressed[n - 6] ^= 1; // the checksum
     let found = fault(&compressed, 2);
-    assert!(
-        matches!(
-            found,
-            IdxFault::Gzip {
-                found_bytes: 18,
-                ..
-            }
-        ),
-        "{found}"
-    );
+    assert!(matches!(found, IdxFault::Gzip { found_bytes: 18, .. }), "{found}");
 }
 
 #[test]
@@ -150,10 +120,7 @@ fn other_types_and_ranks_are_named() {
             matches!(found, IdxFault::Type { found, expected: IdxType::U8 } if found == want),
             "{found}"
         );
-        assert_eq!(
-            found.to_string(),
-            format!("elements are {want}, u8 is needed")
-        );
+        assert_eq!(found.to_string(), format!("elements are {want}, u8 is needed"));
     }
     for rank in [0, 1, 2, 4, 255] {
         let found = fault(&[0, 0, 8, rank], 3);
@@ -170,21 +137,9 @@ fn absurd_dimensions_are_not_believed() {
         matches!(&found, IdxFault::Dims { dims } if dims[..] == [u64::from(u32::MAX); 3]),
         "{found}"
     );
-    for content in [
-        idx(&[u32::MAX, 1 << 30], &[0; 9]),
-        gzip(&idx(&[u32::MAX, 1 << 30], &[0; 9])),
-    ] {
+    for content in [idx(&[u32::MAX, 1 << 30], &[0; 9]), gzip(&idx(&[u32::MAX, 1 << 30], &[0; 9]))] {
         let found = fault(&content, 2); // 4 EiB announced: addressable, not there
-        assert!(
-            matches!(
-                found,
-                IdxFault::Truncated {
-                    found_bytes: 21,
-                    ..
-                }
-            ),
-            "{found}"
-        );
+        assert!(matches!(found, IdxFault::Truncated { found_bytes: 21, .. }), "{found}");
     }
 }
 
@@ -199,10 +154,7 @@ fn write_pair(test: &str, images: &[u8], labels: &[u8]) -> Result<ImageSet, Erro
 fn a_folder_with_one_pair_opens() {
     let labels = gzip(&idx(&[2], &[4, 1]));
     let set = write_pair("pair", &idx(&[2, 1, 2], &[1, 2, 3, 4]), &labels).unwrap();
-    assert_eq!(
-        (set.n_images(), set.height(), set.width(), set.n_classes()),
-        (2, 1, 2, 5)
-    );
+    assert_eq!((set.n_images(), set.height(), set.width(), set.n_classes()), (2, 1, 2, 5));
     assert_eq!((set.image(1), set.label(0)), (&[3, 4][..], 4));
 }
 
@@ -210,46 +162,21 @@ fn a_folder_with_one_pair_opens() {
 fn images_and_labels_must_belong_together() {
     let error = write_pair("counts", &idx(&[2, 1, 1], &[1, 2]), &idx(&[3], &[0; 3])).unwrap_err();
     let message = error.to_string();
-    assert!(
-        matches!(
-            error,
-            Error::Counts {
-                n_images: 2,
-                n_labels: 3,
-                ..
-            }
-        ),
-        "{message}"
-    );
+    assert!(matches!(error, Error::Counts { n_images: 2, n_labels: 3, .. }), "{message}");
     assert!(
         message.contains("t-images-idx3-ubyte` holds 2")
             && message.contains("t-labels.idx1-ubyte.gz` holds 3")
     );
     let error = write_pair("no-pixels", &idx(&[2, 0, 3], &[]), &idx(&[2], &[0; 2])).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Idx {
-                fault: IdxFault::Dims { .. },
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Idx { fault: IdxFault::Dims { .. }, .. }), "{error}");
 }
 
 #[test]
 fn a_missing_file_or_folder_is_named() {
     let folder = folder("missing");
     let missing = folder.join("nowhere");
-    for error in [
-        read_u8(&missing, 1).unwrap_err(),
-        ImageSet::open_dir(&missing).unwrap_err(),
-    ] {
-        assert!(
-            matches!(&error, Error::NotFound { path } if *path == missing),
-            "{error}"
-        );
+    for error in [read_u8(&missing, 1).unwrap_err(), ImageSet::open_dir(&missing).unwrap_err()] {
+        assert!(matches!(&error, Error::NotFound { path } if *path == missing), "{error}");
     }
     assert!(matches!(read_u8(&folder, 1).unwrap_err(), Error::Io { .. })); // a folder, not a file
 }
@@ -265,19 +192,14 @@ fn a_folder_says_what_was_looked_for_and_found() {
     fs::create_dir(folder.join("images-idx3-ubyte")).unwrap(); // a folder of that name is no file
     fs::write(folder.join("images-idx3-ubyte.zip"), "").unwrap();
     let message = ImageSet::open_dir(&folder).unwrap_err().to_string();
-    assert!(
-        message.ends_with("it holds `images-idx3-ubyte.zip`"),
-        "{message}"
-    );
+    assert!(message.ends_with("it holds `images-idx3-ubyte.zip`"), "{message}");
     for file in ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"] {
         fs::write(folder.join(file), "").unwrap();
     }
     let error = ImageSet::open_dir(&folder).unwrap_err();
     assert!(matches!(&error, Error::Ambiguous { found, .. } if found.len() == 2));
     assert!(
-        error
-            .to_string()
-            .ends_with("`t10k-images-idx3-ubyte.gz`, `train-images-idx3-ubyte`"),
+        error.to_string().ends_with("`t10k-images-idx3-ubyte.gz`, `train-images-idx3-ubyte`"),
         "{error}"
     );
 }
@@ -285,10 +207,7 @@ fn a_folder_says_what_was_looked_for_and_found() {
 #[test]
 fn embedded_files_read_alike_from_a_folder() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
-    let (read, embedded) = (
-        ImageSet::open_dir(data).unwrap(),
-        ImageSet::digits().unwrap(),
-    );
+    let (read, embedded) = (ImageSet::open_dir(data).unwrap(), ImageSet::digits().unwrap());
     assert_eq!((read.labels(), read.n_classes()), (embedded.labels(), 10));
     assert!((0..10_000).all(|i| read.image(i) == embedded.image(i)));
 }

@@ -17,16 +17,8 @@ fn main() {
     let loading = ALLOC.scope();
     let digits = ImageSet::digits().unwrap();
     let held_bytes = set_bytes(10_000, 28, 28);
-    assert!(
-        loading.current_bytes() - held_bytes < SMALL_BYTES,
-        "{}",
-        loading.current_bytes()
-    );
-    assert!(
-        loading.peak_bytes() < held_bytes + INFLATE_BYTES,
-        "{}",
-        loading.peak_bytes()
-    );
+    assert!(loading.current_bytes() - held_bytes < SMALL_BYTES, "{}", loading.current_bytes());
+    assert!(loading.peak_bytes() < held_bytes + INFLATE_BYTES, "{}", loading.peak_bytes());
 
     a_split_holds_nothing(&digits);
     for dtype in [DType::F32, DType::BF16] {
@@ -50,18 +42,11 @@ fn epochs_peak_alike(digits: &ImageSet, dtype: DType) {
     let pixels = Pixels::digits(dtype, &Device::Cpu);
     let mut batches = digits.batches(64, order, Tail::Keep, pixels).unwrap();
     let batch_bytes = batches.batch_bytes();
-    let peaks_bytes: Vec<u64> = (0..3)
-        .map(|epoch| epoch_peak_bytes(&mut batches, epoch))
-        .collect();
+    let peaks_bytes: Vec<u64> = (0..3).map(|epoch| epoch_peak_bytes(&mut batches, epoch)).collect();
     assert_eq!(peaks_bytes[0], peaks_bytes[2]);
     // The price is the peak, but for headers: one batch, not two.
-    let over_bytes = peaks_bytes[0]
-        .checked_sub(batch_bytes)
-        .expect("a batch holds its own bytes");
-    assert!(
-        over_bytes < SMALL_BYTES,
-        "{over_bytes} more than the {batch_bytes} of a batch"
-    );
+    let over_bytes = peaks_bytes[0].checked_sub(batch_bytes).expect("a batch holds its own bytes");
+    assert!(over_bytes < SMALL_BYTES, "{over_bytes} more than the {batch_bytes} of a batch");
     drop((batches, peaks_bytes));
     assert_eq!(whole.current_bytes(), 0);
 }
@@ -83,10 +68,6 @@ fn a_header_is_not_believed() {
     for content in [common::gzip(&content), content] {
         let scope = ALLOC.scope();
         assert!(parse_u8(Path::new("hostile"), &content, 3).is_err());
-        assert!(
-            scope.peak_bytes() < (64 << 10) + INFLATE_BYTES,
-            "{}",
-            scope.peak_bytes()
-        );
+        assert!(scope.peak_bytes() < (64 << 10) + INFLATE_BYTES, "{}", scope.peak_bytes());
     }
 }

@@ -66,14 +66,10 @@ fn base() -> Vec<u8> {
 #[test]
 fn plain_mutants() {
     let (base, mut draw) = (base(), Draw(1));
-    let n_accepted = (0..N_MUTANTS)
-        .filter(|_| accepted(&mutate(&base, &mut draw)).is_some())
-        .count();
+    let n_accepted =
+        (0..N_MUTANTS).filter(|_| accepted(&mutate(&base, &mut draw)).is_some()).count();
     // Changed pixels are as good as any: the mutants are not all refused at the first byte.
-    assert!(
-        n_accepted > 1000 && n_accepted < N_MUTANTS as usize,
-        "{n_accepted}"
-    );
+    assert!(n_accepted > 1000 && n_accepted < N_MUTANTS as usize, "{n_accepted}");
 }
 
 #[test]
@@ -97,10 +93,7 @@ fn mutants_compressed_afterwards() {
         let mutant = mutate(&base, &mut draw);
         let plain = accepted(&mutant).map(|array| array.bytes.into_owned());
         let zipped = gzip(&mutant);
-        assert_eq!(
-            accepted(&zipped).map(|array| array.bytes.into_owned()),
-            plain
-        );
+        assert_eq!(accepted(&zipped).map(|array| array.bytes.into_owned()), plain);
     }
 }
 

@@ -71,19 +71,9 @@ impl AttentionShape {
     /// # Errors
     /// If the key-value heads do not divide the query heads, heads are empty, or sizes overflow.
     pub fn checked(self) -> Result<Self, ShapeError> {
-        let Self {
-            batch,
-            n_heads,
-            n_kv_heads,
-            q_tokens,
-            kv_tokens,
-            head_dim,
-        } = self;
+        let Self { batch, n_heads, n_kv_heads, q_tokens, kv_tokens, head_dim } = self;
         if n_heads.checked_rem(n_kv_heads) != Some(0) {
-            return Err(ShapeError::HeadGroups {
-                n_heads,
-                n_kv_heads,
-            });
+            return Err(ShapeError::HeadGroups { n_heads, n_kv_heads });
         }
         if head_dim == 0 {
             return Err(ShapeError::EmptyHead);
@@ -114,11 +104,7 @@ impl AttentionShape {
 
     /// How many keys, from the first, query `i` sees.
     fn n_visible(&self, i: usize, causal: bool) -> usize {
-        if causal {
-            (i + 1 + self.kv_tokens).saturating_sub(self.q_tokens)
-        } else {
-            self.kv_tokens
-        }
+        if causal { (i + 1 + self.kv_tokens).saturating_sub(self.q_tokens) } else { self.kv_tokens }
     }
 
     /// The key-value head, counted over the batch, of a query head counted over the batch.
@@ -167,11 +153,7 @@ pub fn attention_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
     let n_q = Q_BLOCK.min(shape.q_tokens) as u64;
     let n_k = K_BLOCK.min(shape.kv_tokens) as u64;
     let d = shape.head_dim as u64;
-    let widened = if is_own_acc::<T>() {
-        0
-    } else {
-        (n_q + 2 * n_k) * d
-    };
+    let widened = if is_own_acc::<T>() { 0 } else { (n_q + 2 * n_k) * d };
     (n_q * n_k + n_q * d + widened) * size_of::<T::Acc>() as u64 + n_q * 16
 }
 
@@ -204,22 +186,13 @@ fn query_block<T: Element>(
         let v = Mat::new(widened(&v[tile], &mut v_wide), n_k, d);
         gemm_serial(&mut s, n_k, q, k.t(), Store::Overwrite);
         for i in 0..n_q {
-            let seen = shape
-                .n_visible(first + i, causal)
-                .saturating_sub(start)
-                .min(n_k);
+            let seen = shape.n_visible(first + i, causal).saturating_sub(start).min(n_k);
             let (s, hidden) = s[i * n_k..][..n_k].split_at_mut(seen);
             hidden.fill(zero);
             s.iter_mut().for_each(|s| *s *= scale);
             absorb_row(s, &mut m[i], &mut l[i], &mut o[i * d..][..d]);
         }
-        gemm_serial(
-            &mut o,
-            d,
-            Mat::new(&s[..n_q * n_k], n_q, n_k),
-            v,
-            Store::Add,
-        );
+        gemm_serial(&mut o, d, Mat::new(&s[..n_q * n_k], n_q, n_k), v, Store::Add);
     }
     for i in 0..n_q {
         let out = &mut out[i * d..][..d];
@@ -241,11 +214,7 @@ fn query_block<T: Element>(
 fn absorb_row<R: Real>(s: &mut [R], m: &mut R, l: &mut f64, o: &mut [R]) {
     let m_new = m.max(max(s));
     // While all scores are -inf they are exponentiated as they are, and give 0.
-    let shift = if m_new == R::of(f64::NEG_INFINITY) {
-        R::of(0.0)
-    } else {
-        m_new
-    };
+    let shift = if m_new == R::of(f64::NEG_INFINITY) { R::of(0.0) } else { m_new };
     let alpha = (*m - shift).exp();
     s.iter_mut().for_each(|s| *s = (*s - shift).exp());
     *l = *l * alpha.f64() + lanes(s, |p| p.f64());
@@ -277,24 +246,13 @@ pub fn attention_backward<T: Element>(
     scale: f64,
 ) {
     assert_lens("attention_backward", shape, &[q, out, dout], &[k, v], lse);
-    for (name, grad, len) in [
-        ("dq", &dq, q.len()),
-        ("dk", &dk, k.len()),
-        ("dv", &dv, v.len()),
-    ] {
+    for (name, grad, len) in [("dq", &dq, q.len()), ("dk", &dk, k.len()), ("dv", &dv, v.len())] {
         let fits = grad.as_ref().is_none_or(|grad| grad.len() == len);
         assert!(fits, "attention_backward: length of {name}");
     }
-    let (dq, dk, dv) = (
-        dq.map(Disjoint::new),
-        dk.map(Disjoint::new),
-        dv.map(Disjoint::new),
-    );
+    let (dq, dk, dv) = (dq.map(Disjoint::new), dk.map(Disjoint::new), dv.map(Disjoint::new));
     let heads_per_group = shape.n_heads / shape.n_kv_heads;
-    let (n_q, n_kv) = (
-        shape.q_tokens * shape.head_dim,
-        shape.kv_tokens * shape.head_dim,
-    );
+    let (n_q, n_kv) = (shape.q_tokens * shape.head_dim, shape.kv_tokens * shape.head_dim);
     par::tasks(shape.batch * shape.n_kv_heads, |kv_head| {
         let kv = kv_head * n_kv..(kv_head + 1) * n_kv;
         let (k, v) = (&k[kv.clone()], &v[kv]);
@@ -307,18 +265,7 @@ pub fn attention_backward<T: Element>(
             let rows = head * n_q..(head + 1) * n_q;
             let (q, out, dout) = (&q[rows.clone()], &out[rows.clone()], &dout[rows]);
             let lse = &lse[head * shape.q_tokens..][..shape.q_tokens];
-            head_backward(
-                &mut grads,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                dout,
-                shape,
-                causal,
-                T::Acc::of(scale),
-            );
+            head_backward(&mut grads, q, k, v, out, lse, dout, shape, causal, T::Acc::of(scale));
             if let (Some(dst), Some(src)) = (&dq, &mut grads.dq) {
                 // SAFETY: this task alone has this query head; `dq` is borrowed by the caller.
                 narrow_into(unsafe { dst.slice(head * n_q, n_q) }, src);
@@ -341,11 +288,7 @@ pub fn attention_backward_scratch_bytes<T: Element>(shape: &AttentionShape) -> u
     let (t_q, t_k) = (shape.q_tokens as u64, shape.kv_tokens as u64);
     let (n_q, n_k) = (t_q.min(Q_BLOCK as u64), t_k.min(K_BLOCK as u64));
     let d = shape.head_dim as u64;
-    let widened = if is_own_acc::<T>() {
-        0
-    } else {
-        2 * (n_q + n_k) * d
-    };
+    let widened = if is_own_acc::<T>() { 0 } else { 2 * (n_q + n_k) * d };
     let elems = (t_q + 2 * t_k) * d + 2 * n_q * n_k + widened + n_q;
     elems * size_of::<T::Acc>() as u64
 }
@@ -392,10 +335,7 @@ fn head_backward<T: Element>(
             gemm_serial(&mut p, n_k, q, k.t(), Store::Overwrite);
             gemm_serial(&mut ds, n_k, dout, v.t(), Store::Overwrite);
             for i in 0..n_q {
-                let seen = shape
-                    .n_visible(first + i, causal)
-                    .saturating_sub(start)
-                    .min(n_k);
+                let seen = shape.n_visible(first + i, causal).saturating_sub(start).min(n_k);
                 let (p, p_hidden) = p[i * n_k..][..n_k].split_at_mut(seen);
                 let (ds, ds_hidden) = ds[i * n_k..][..n_k].split_at_mut(seen);
                 p_hidden.fill(zero);
@@ -432,22 +372,10 @@ fn assert_lens<T, R>(
 ) {
     assert_eq!(shape.checked(), Ok(*shape), "{what}: unchecked shape");
     for x in q_like {
-        assert_eq!(
-            x.len(),
-            shape.q_elems(),
-            "{what}: not [B, H, Tq, D] of {shape:?}"
-        );
+        assert_eq!(x.len(), shape.q_elems(), "{what}: not [B, H, Tq, D] of {shape:?}");
     }
     for x in kv_like {
-        assert_eq!(
-            x.len(),
-            shape.kv_elems(),
-            "{what}: not [B, G, Tk, D] of {shape:?}"
-        );
+        assert_eq!(x.len(), shape.kv_elems(), "{what}: not [B, G, Tk, D] of {shape:?}");
     }
-    assert_eq!(
-        lse.len(),
-        shape.lse_elems(),
-        "{what}: lse is not [B, H, Tq] of {shape:?}"
-    );
+    assert_eq!(lse.len(), shape.lse_elems(), "{what}: lse is not [B, H, Tq] of {shape:?}");
 }

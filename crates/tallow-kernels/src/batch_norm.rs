@@ -75,14 +75,8 @@ impl<R: Real> Affine<'_, R> {
         self.bias.map_or(0.0, |b| b[c].f64())
     }
     fn assert_channels(&self, channels: usize) {
-        assert!(
-            self.weight.is_none_or(|w| w.len() == channels),
-            "batch norm: weight length"
-        );
-        assert!(
-            self.bias.is_none_or(|b| b.len() == channels),
-            "batch norm: bias length"
-        );
+        assert!(self.weight.is_none_or(|w| w.len() == channels), "batch norm: weight length");
+        assert!(self.bias.is_none_or(|b| b.len() == channels), "batch norm: bias length");
     }
 }
 
@@ -99,13 +93,10 @@ pub fn channel_stats<T: Element>(x: &[T], shape: &BatchNormShape) -> Result<Chan
         return Err(Error::OneValuePerChannel { shape });
     }
     let stats = par::tasks(shape.channels, |c| {
-        let sum: f64 = (0..shape.batch)
-            .map(|n| reduce::sum(shape.plane(x, n, c)))
-            .sum();
+        let sum: f64 = (0..shape.batch).map(|n| reduce::sum(shape.plane(x, n, c))).sum();
         let mean = sum / n_values as f64;
-        let squares: f64 = (0..shape.batch)
-            .map(|n| squares_about(shape.plane(x, n, c), mean))
-            .sum();
+        let squares: f64 =
+            (0..shape.batch).map(|n| squares_about(shape.plane(x, n, c), mean)).sum();
         (mean, squares / n_values as f64)
     });
     let (mean, var) = stats.into_iter().unzip();
@@ -169,11 +160,7 @@ pub fn batch_norm<T: Element>(
 ) {
     assert_eq!(out.len(), shape.elems(), "batch norm: output of {shape:?}");
     assert_eq!(x.len(), shape.elems(), "batch norm: input of {shape:?}");
-    assert_eq!(
-        stats.mean.len(),
-        shape.channels,
-        "batch norm: statistics of {shape:?}"
-    );
+    assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
     affine.assert_channels(shape.channels);
     par::rows(out, shape.pixels, |plane, out| {
         let map = ChannelMap::new(stats, &affine, eps, plane % shape.channels);
@@ -212,24 +199,12 @@ pub fn batch_norm_backward<T: Element>(
     then: Then,
 ) -> BatchNormGrads {
     assert_eq!(x.len(), shape.elems(), "batch norm: input of {shape:?}");
-    assert_eq!(
-        dout.len(),
-        shape.elems(),
-        "batch norm: output gradient of {shape:?}"
-    );
-    assert_eq!(
-        stats.mean.len(),
-        shape.channels,
-        "batch norm: statistics of {shape:?}"
-    );
+    assert_eq!(dout.len(), shape.elems(), "batch norm: output gradient of {shape:?}");
+    assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
     affine.assert_channels(shape.channels);
     let zero = T::Acc::of(0.0);
     let masked = move |map: &ChannelMap<T::Acc>, x: T::Acc, d: T::Acc| {
-        if then == Then::Relu && map.y(x) <= zero {
-            zero
-        } else {
-            d
-        }
+        if then == Then::Relu && map.y(x) <= zero { zero } else { d }
     };
     let sums = par::tasks(shape.channels, |c| {
         let (map, mean) = (ChannelMap::new(stats, &affine, eps, c), stats.mean[c]);
@@ -243,18 +218,10 @@ pub fn batch_norm_backward<T: Element>(
     });
     let rstd = |c: usize| 1.0 / (stats.var[c] + eps).sqrt();
     let dbias: Vec<f64> = sums.iter().map(|s| s.0).collect();
-    let dweight: Vec<f64> = sums
-        .iter()
-        .enumerate()
-        .map(|(c, s)| s.1 * rstd(c))
-        .collect();
+    let dweight: Vec<f64> = sums.iter().enumerate().map(|(c, s)| s.1 * rstd(c)).collect();
     let m = shape.values_per_channel() as f64;
     if let Some(dx) = dx {
-        assert_eq!(
-            dx.len(),
-            shape.elems(),
-            "batch norm: input gradient of {shape:?}"
-        );
+        assert_eq!(dx.len(), shape.elems(), "batch norm: input gradient of {shape:?}");
         par::rows(dx, shape.pixels, |plane, dx| {
             let c = plane % shape.channels;
             let map = ChannelMap::new(stats, &affine, eps, c);

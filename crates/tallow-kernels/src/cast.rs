@@ -53,11 +53,7 @@ fn to_odd_f32(x: f64) -> f32 {
     }
     // Neighbouring floats of one sign have neighbouring bits, also across infinity and zero.
     let grew = f64::from(nearest).abs() > x.abs();
-    f32::from_bits(if grew {
-        nearest.to_bits() - 1
-    } else {
-        nearest.to_bits() + 1
-    })
+    f32::from_bits(if grew { nearest.to_bits() - 1 } else { nearest.to_bits() + 1 })
 }
 
 /// `src` in the accumulator type: itself where it already is, else a copy in `scratch`.
@@ -71,11 +67,7 @@ pub(crate) fn widened<'a, T: Element>(src: &'a [T], scratch: &'a mut Vec<T::Acc>
 
 /// `dst[i] = src[i]`, rounded once. On the caller's thread.
 pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
-    assert_eq!(
-        dst.len(),
-        src.len(),
-        "narrow_into: dst and src differ in length"
-    );
+    assert_eq!(dst.len(), src.len(), "narrow_into: dst and src differ in length");
     for (d, s) in dst.iter_mut().zip(src) {
         *d = T::narrow(*s);
     }

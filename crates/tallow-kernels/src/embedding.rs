@@ -36,15 +36,9 @@ pub fn embedding<T: Element>(
     ids: &[u32],
     d: usize,
 ) -> Result<(), EmbeddingError> {
-    assert_eq!(
-        out.len(),
-        ids.len() * d,
-        "embedding: out is not one row of {d} per id"
-    );
+    assert_eq!(out.len(), ids.len() * d, "embedding: out is not one row of {d} per id");
     check_ids(ids, n_rows("embedding: weight", weight.len(), d), d)?;
-    par::rows(out, d, |i, row| {
-        row.copy_from_slice(&weight[ids[i] as usize * d..][..d])
-    });
+    par::rows(out, d, |i, row| row.copy_from_slice(&weight[ids[i] as usize * d..][..d]));
     Ok(())
 }
 
@@ -65,16 +59,8 @@ pub fn embedding_backward<T: Element>(
     d: usize,
     padding: Option<u32>,
 ) -> Result<(), EmbeddingError> {
-    assert_eq!(
-        dout.len(),
-        ids.len() * d,
-        "embedding_backward: dout is not one row of {d} per id"
-    );
-    check_ids(
-        ids,
-        n_rows("embedding_backward: dweight", dweight.len(), d),
-        d,
-    )?;
+    assert_eq!(dout.len(), ids.len() * d, "embedding_backward: dout is not one row of {d} per id");
+    check_ids(ids, n_rows("embedding_backward: dweight", dweight.len(), d), d)?;
     par::elems(dweight, |_, cut| cut.fill(T::default()));
     if d == 0 {
         return Ok(());
@@ -115,11 +101,7 @@ pub const fn embedding_backward_scratch_bytes(n_ids: u64) -> u64 {
 /// Refuses the first id beyond the table; a table without columns has no rows to be beyond.
 fn check_ids(ids: &[u32], n_ids: usize, d: usize) -> Result<(), EmbeddingError> {
     match ids.iter().position(|&id| id as usize >= n_ids) {
-        Some(position) if d > 0 => Err(EmbeddingError::Id {
-            id: ids[position],
-            position,
-            n_ids,
-        }),
+        Some(position) if d > 0 => Err(EmbeddingError::Id { id: ids[position], position, n_ids }),
         _ => Ok(()),
     }
 }

@@ -39,13 +39,7 @@ pub struct Mat<'a, T> {
 impl<'a, T> Mat<'a, T> {
     /// A dense row-major matrix.
     pub fn new(data: &'a [T], n_rows: usize, n_cols: usize) -> Self {
-        Self {
-            data,
-            n_rows,
-            n_cols,
-            row_stride: n_cols,
-            col_stride: 1,
-        }
+        Self { data, n_rows, n_cols, row_stride: n_cols, col_stride: 1 }
     }
 
     /// The same elements, transposed.
@@ -62,12 +56,7 @@ impl<'a, T> Mat<'a, T> {
     /// The sub-matrix of `n_rows` x `n_cols` whose first element is `(i, j)`.
     fn block(self, i: usize, j: usize, n_rows: usize, n_cols: usize) -> Self {
         let start = (i * self.row_stride + j * self.col_stride).min(self.data.len());
-        Self {
-            data: &self.data[start..],
-            n_rows,
-            n_cols,
-            ..self
-        }
+        Self { data: &self.data[start..], n_rows, n_cols, ..self }
     }
 
     /// # Panics
@@ -138,11 +127,7 @@ pub fn batched_gemm<'a, T: Element>(
     store: Store,
 ) {
     if n_batch == 0 {
-        assert!(
-            c.is_empty(),
-            "gemm: no products, but a destination of {}",
-            c.len()
-        );
+        assert!(c.is_empty(), "gemm: no products, but a destination of {}", c.len());
         return;
     }
     let (m, k, n) = (a(0).n_rows, a(0).n_cols, b(0).n_cols);
@@ -153,11 +138,7 @@ pub fn batched_gemm<'a, T: Element>(
         a.assert_inside("left");
         b.assert_inside("right");
     }
-    assert_eq!(
-        c.len(),
-        n_batch * m * n,
-        "gemm: destination of {n_batch} x {m} x {n}"
-    );
+    assert_eq!(c.len(), n_batch * m * n, "gemm: destination of {n_batch} x {m} x {n}");
     let (tiles_m, tiles_n) = (m.div_ceil(TILE_ROWS), n.div_ceil(TILE_COLS));
     let n_tiles = n_batch * tiles_m * tiles_n;
     let dst = Disjoint::new(c);
@@ -199,23 +180,14 @@ fn tile_product<T: Element>(
     if store == Store::Add {
         for i in 0..m {
             // SAFETY: rows of this tile belong to this call.
-            widen_into(
-                unsafe { c.slice(start + i * row_stride, n) },
-                &mut acc[i * n..(i + 1) * n],
-            );
+            widen_into(unsafe { c.slice(start + i * row_stride, n) }, &mut acc[i * n..(i + 1) * n]);
         }
     }
     for p in (0..k).step_by(PANEL) {
         let depth = PANEL.min(k - p);
         widen_block(&mut pa, a.block(0, p, m, depth));
         widen_block(&mut pb, b.block(p, 0, depth, n));
-        gemm_serial(
-            &mut acc,
-            n,
-            Mat::new(&pa, m, depth),
-            Mat::new(&pb, depth, n),
-            Store::Add,
-        );
+        gemm_serial(&mut acc, n, Mat::new(&pa, m, depth), Mat::new(&pb, depth, n), Store::Add);
     }
     for i in 0..m {
         // SAFETY: rows of this tile belong to this call.
@@ -227,20 +199,8 @@ fn tile_product<T: Element>(
 }
 
 fn with_data<'a, T, U>(m: Mat<T>, data: &'a [U]) -> Mat<'a, U> {
-    let Mat {
-        n_rows,
-        n_cols,
-        row_stride,
-        col_stride,
-        ..
-    } = m;
-    Mat {
-        data,
-        n_rows,
-        n_cols,
-        row_stride,
-        col_stride,
-    }
+    let Mat { n_rows, n_cols, row_stride, col_stride, .. } = m;
+    Mat { data, n_rows, n_cols, row_stride, col_stride }
 }
 
 /// `dst` becomes the dense row-major `src`, widened.
@@ -268,15 +228,8 @@ pub fn gemm_serial<R: Real>(c: &mut [R], c_row_stride: usize, a: Mat<R>, b: Mat<
     }
     a.assert_inside("left");
     b.assert_inside("right");
-    assert!(
-        c_row_stride >= n,
-        "gemm_serial: rows of {n} are {c_row_stride} apart"
-    );
-    assert!(
-        (m - 1) * c_row_stride + n <= c.len(),
-        "gemm_serial: {m} x {n} in {}",
-        c.len()
-    );
+    assert!(c_row_stride >= n, "gemm_serial: rows of {n} are {c_row_stride} apart");
+    assert!((m - 1) * c_row_stride + n <= c.len(), "gemm_serial: {m} x {n} in {}", c.len());
     // SAFETY: all three matrices were checked to lie in their slices.
     unsafe { raw_product(c.as_mut_ptr(), c_row_stride, a, b, store) };
 }
@@ -320,11 +273,7 @@ pub fn gemm_scalar<T: Element>(c: &mut [T], a: Mat<T>, b: Mat<T>, store: Store) 
     for i in 0..a.n_rows {
         for j in 0..b.n_cols {
             let c = &mut c[i * b.n_cols + j];
-            let mut sum = if store == Store::Add {
-                c.widen()
-            } else {
-                T::Acc::of(0.0)
-            };
+            let mut sum = if store == Store::Add { c.widen() } else { T::Acc::of(0.0) };
             for p in 0..a.n_cols {
                 let (x, y) = (
                     a.data[i * a.row_stride + p * a.col_stride],

@@ -70,20 +70,14 @@ impl CrossEntropy {
         }
         let wrong = |&t: &i64| t != self.ignore_index && self.class(t, n_classes).is_none();
         match targets.iter().position(wrong) {
-            Some(row) => Err(LossError::Target {
-                row,
-                target: targets[row],
-                n_classes,
-            }),
+            Some(row) => Err(LossError::Target { row, target: targets[row], n_classes }),
             None => Ok(()),
         }
     }
 
     /// The class of a target; nothing where it is ignored or no class.
     fn class(&self, target: i64, n_classes: usize) -> Option<usize> {
-        let class = usize::try_from(target)
-            .ok()
-            .filter(|&class| class < n_classes);
+        let class = usize::try_from(target).ok().filter(|&class| class < n_classes);
         class.filter(|_| target != self.ignore_index)
     }
 
@@ -121,10 +115,7 @@ impl CrossEntropy {
 
     /// Loss and log-sum-exp of each row, summed in order.
     fn sums(&self, lse: &mut [f64], targets: &[i64], rows: &[Online], n_classes: usize) -> Sums {
-        let mut sums = Sums {
-            loss_sum: 0.0,
-            n_counted: 0,
-        };
+        let mut sums = Sums { loss_sum: 0.0, n_counted: 0 };
         for ((lse, &target), row) in lse.iter_mut().zip(targets).zip(rows) {
             *lse = row.max + row.sum_exp.ln();
             if target != self.ignore_index {
@@ -152,22 +143,13 @@ struct Online {
 }
 
 impl Online {
-    const EMPTY: Self = Self {
-        max: f64::NEG_INFINITY,
-        sum_exp: 0.0,
-        sum: 0.0,
-        at_target: 0.0,
-    };
+    const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum_exp: 0.0, sum: 0.0, at_target: 0.0 };
 
     /// Adds the classes from `first`.
     fn absorb<T: Element>(&mut self, x: &[T], first: usize, class: Option<usize>, smooth: bool) {
         let max_new = self.max.max(max(x).f64());
         // While all logits are -inf they are exponentiated as they are, and give 0.
-        let shift = if max_new == f64::NEG_INFINITY {
-            0.0
-        } else {
-            max_new
-        };
+        let shift = if max_new == f64::NEG_INFINITY { 0.0 } else { max_new };
         let shift_acc = T::Acc::of(shift); // exact: a logit or 0
         let sum_exp = lanes(x, |x| (x.widen() - shift_acc).exp().f64());
         self.sum_exp = self.sum_exp * (self.max - shift).exp() + sum_exp;
@@ -209,11 +191,7 @@ pub fn cross_entropy<T: Element>(
     n_classes: usize,
     config: &CrossEntropy,
 ) -> Result<Sums, LossError> {
-    assert_eq!(
-        x.len(),
-        targets.len() * n_classes,
-        "cross_entropy: x is not [N, C]"
-    );
+    assert_eq!(x.len(), targets.len() * n_classes, "cross_entropy: x is not [N, C]");
     assert_eq!(lse.len(), targets.len(), "cross_entropy: lse is not [N]");
     config.check(targets, n_classes)?;
     let mut rows = vec![Online::EMPTY; targets.len()];
@@ -240,21 +218,9 @@ pub fn cross_entropy_backward<T: Element>(
     config: &CrossEntropy,
     scale: f64,
 ) -> Result<(), LossError> {
-    assert_eq!(
-        x.len(),
-        targets.len() * n_classes,
-        "cross_entropy_backward: x is not [N, C]"
-    );
-    assert_eq!(
-        dx.len(),
-        x.len(),
-        "cross_entropy_backward: dx and x differ in length"
-    );
-    assert_eq!(
-        lse.len(),
-        targets.len(),
-        "cross_entropy_backward: lse is not [N]"
-    );
+    assert_eq!(x.len(), targets.len() * n_classes, "cross_entropy_backward: x is not [N, C]");
+    assert_eq!(dx.len(), x.len(), "cross_entropy_backward: dx and x differ in length");
+    assert_eq!(lse.len(), targets.len(), "cross_entropy_backward: lse is not [N]");
     config.check(targets, n_classes)?;
     par::rows(dx, n_classes, |i, dx| {
         let x = &x[i * n_classes..][..n_classes];

@@ -40,16 +40,7 @@ pub fn layer_norm<T: Element>(
     n_cols: usize,
     eps: f64,
 ) {
-    forward(
-        "layer_norm",
-        Centre::Mean,
-        out,
-        x,
-        weight,
-        bias,
-        n_cols,
-        eps,
-    );
+    forward("layer_norm", Centre::Mean, out, x, weight, bias, n_cols, eps);
 }
 
 /// Gradients of [`layer_norm`], each where asked for. With `g = dout * weight`:
@@ -71,18 +62,7 @@ pub fn layer_norm_backward<T: Element>(
     eps: f64,
 ) {
     let centre = Centre::Mean;
-    backward(
-        "layer_norm_backward",
-        centre,
-        dx,
-        dweight,
-        dbias,
-        x,
-        weight,
-        dout,
-        n_cols,
-        eps,
-    );
+    backward("layer_norm_backward", centre, dx, dweight, dbias, x, weight, dout, n_cols, eps);
 }
 
 /// RMS norm (Zhang and Sennrich 2019) of each row: `y = x / sqrt(mean(x^2) + eps) * weight`.
@@ -118,18 +98,7 @@ pub fn rms_norm_backward<T: Element>(
     eps: f64,
 ) {
     let centre = Centre::Zero;
-    backward(
-        "rms_norm_backward",
-        centre,
-        dx,
-        dweight,
-        None,
-        x,
-        weight,
-        dout,
-        n_cols,
-        eps,
-    );
+    backward("rms_norm_backward", centre, dx, dweight, None, x, weight, dout, n_cols, eps);
 }
 
 /// Bytes a backward pass borrows at most: for each block of rows the `f64` partial sums of the
@@ -195,10 +164,7 @@ fn backward<T: Element>(
 ) {
     let n_rows = n_rows(what, x.len(), n_cols);
     assert_eq!(dout.len(), x.len(), "{what}: dout and x differ in length");
-    assert!(
-        dx.as_ref().is_none_or(|dx| dx.len() == x.len()),
-        "{what}: dx and x differ in length"
-    );
+    assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()), "{what}: dx and x differ in length");
     assert_cols(what, "weight", weight, n_cols);
     assert_cols(what, "dweight", dweight.as_deref(), n_cols);
     assert_cols(what, "dbias", dbias.as_deref(), n_cols);
@@ -269,10 +235,6 @@ fn filled<R: Real>(value: f64, n_cols: usize) -> Cow<'static, [R]> {
 /// If the parameter is there and is not `n_cols` long.
 fn assert_cols<R>(what: &str, name: &str, param: Option<&[R]>, n_cols: usize) {
     if let Some(param) = param {
-        assert_eq!(
-            param.len(),
-            n_cols,
-            "{what}: {name} is not one value a column"
-        );
+        assert_eq!(param.len(), n_cols, "{what}: {name} is not one value a column");
     }
 }

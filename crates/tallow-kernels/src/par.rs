@@ -19,18 +19,14 @@ where
         return;
     }
     if out.len() < SERIAL_ELEMS {
-        out.chunks_mut(row_elems)
-            .enumerate()
-            .for_each(|(i, row)| f(i, row));
+        out.chunks_mut(row_elems).enumerate().for_each(|(i, row)| f(i, row));
     } else {
         let rows_per_cut = CUT_ELEMS.div_ceil(row_elems);
-        out.par_chunks_mut(row_elems * rows_per_cut)
-            .enumerate()
-            .for_each(|(c, cut)| {
-                for (i, row) in cut.chunks_mut(row_elems).enumerate() {
-                    f(c * rows_per_cut + i, row);
-                }
-            });
+        out.par_chunks_mut(row_elems * rows_per_cut).enumerate().for_each(|(c, cut)| {
+            for (i, row) in cut.chunks_mut(row_elems).enumerate() {
+                f(c * rows_per_cut + i, row);
+            }
+        });
     }
 }
 
@@ -42,9 +38,7 @@ where
     if out.len() < SERIAL_ELEMS {
         f(0, out);
     } else {
-        out.par_chunks_mut(CUT_ELEMS)
-            .enumerate()
-            .for_each(|(c, cut)| f(c * CUT_ELEMS, cut));
+        out.par_chunks_mut(CUT_ELEMS).enumerate().for_each(|(c, cut)| f(c * CUT_ELEMS, cut));
     }
 }
 
@@ -71,10 +65,7 @@ unsafe impl<T: Send> Sync for Disjoint<T> {}
 
 impl<T> Disjoint<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
-        Self {
-            ptr: slice.as_mut_ptr(),
-            n_elems: slice.len(),
-        }
+        Self { ptr: slice.as_mut_ptr(), n_elems: slice.len() }
     }
 
     /// A pointer to `start`, good for the whole slice.
@@ -82,9 +73,7 @@ impl<T> Disjoint<T> {
     /// If `start + n_elems` lies beyond the slice.
     pub(crate) fn ptr(&self, start: usize, n_elems: usize) -> *mut T {
         assert!(
-            start
-                .checked_add(n_elems)
-                .is_some_and(|end| end <= self.n_elems),
+            start.checked_add(n_elems).is_some_and(|end| end <= self.n_elems),
             "Disjoint: {start} + {n_elems} is beyond {}",
             self.n_elems
         );

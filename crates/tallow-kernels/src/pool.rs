@@ -45,20 +45,11 @@ impl Pool2dShape {
         for (i, axis) in ["height", "width"].into_iter().enumerate() {
             let (kernel, padding) = (cfg.kernel[i], cfg.padding[i]);
             if padding > kernel / 2 {
-                return Err(Error::Padding {
-                    op,
-                    padding,
-                    kernel,
-                });
+                return Err(Error::Padding { op, padding, kernel });
             }
             output[i] = out_extent(op, axis, input[i], kernel, cfg.stride[i], padding, 1)?;
         }
-        Ok(Self {
-            n_planes,
-            input,
-            output,
-            cfg,
-        })
+        Ok(Self { n_planes, input, output, cfg })
     }
 
     /// `[P, Q]`.
@@ -84,16 +75,8 @@ impl Pool2dShape {
     }
 
     fn assert_lens(&self, n_in: usize, n_out: usize) {
-        assert_eq!(
-            n_in,
-            self.n_planes * self.in_pixels(),
-            "pool2d: input of {self:?}"
-        );
-        assert_eq!(
-            n_out,
-            self.n_planes * self.out_pixels(),
-            "pool2d: output of {self:?}"
-        );
+        assert_eq!(n_in, self.n_planes * self.in_pixels(), "pool2d: input of {self:?}");
+        assert_eq!(n_out, self.n_planes * self.out_pixels(), "pool2d: output of {self:?}");
     }
 }
 
@@ -223,11 +206,7 @@ pub fn avg_pool2d_backward<T: Element>(
 /// # Panics
 /// If the lengths do not match.
 pub fn global_avg_pool<T: Element>(out: &mut [T], x: &[T], pixels: usize) {
-    assert_eq!(
-        x.len(),
-        out.len() * pixels,
-        "global_avg_pool: planes of {pixels}"
-    );
+    assert_eq!(x.len(), out.len() * pixels, "global_avg_pool: planes of {pixels}");
     par::rows(out, 1, |plane, out| {
         let sum = reduce::sum(&x[plane * pixels..][..pixels]);
         out[0] = T::narrow(T::Acc::of(sum / pixels as f64));
@@ -238,11 +217,7 @@ pub fn global_avg_pool<T: Element>(out: &mut [T], x: &[T], pixels: usize) {
 /// # Panics
 /// If the lengths do not match.
 pub fn global_avg_pool_backward<T: Element>(dx: &mut [T], dout: &[T], pixels: usize) {
-    assert_eq!(
-        dx.len(),
-        dout.len() * pixels,
-        "global_avg_pool: planes of {pixels}"
-    );
+    assert_eq!(dx.len(), dout.len() * pixels, "global_avg_pool: planes of {pixels}");
     par::rows(dx, pixels, |plane, dx| {
         dx.fill(T::narrow(dout[plane].widen() / T::Acc::of(pixels as f64)));
     });

@@ -19,9 +19,7 @@ const MIN_BLOCK_ELEMS: usize = 1 << 13;
 pub fn sum<T: Element>(x: &[T]) -> f64 {
     let block = |i: usize| {
         let start = i * BLOCK_ELEMS;
-        lanes(&x[start..x.len().min(start + BLOCK_ELEMS)], |v| {
-            v.widen().f64()
-        })
+        lanes(&x[start..x.len().min(start + BLOCK_ELEMS)], |v| v.widen().f64())
     };
     match x.len().div_ceil(BLOCK_ELEMS) {
         0 => 0.0,
@@ -41,11 +39,7 @@ pub fn mean<T: Element>(x: &[T]) -> f64 {
 /// # Panics
 /// If `x` does not hold `out.len()` rows of `n_cols`.
 pub fn sum_rows<T: Element, D: Element>(out: &mut [D], x: &[T], n_cols: usize) {
-    assert_eq!(
-        x.len(),
-        out.len() * n_cols,
-        "sum_rows: x is not out.len() rows of {n_cols}"
-    );
+    assert_eq!(x.len(), out.len() * n_cols, "sum_rows: x is not out.len() rows of {n_cols}");
     par::elems(out, |start, cut| {
         for (i, o) in cut.iter_mut().enumerate() {
             let row = &x[(start + i) * n_cols..][..n_cols];
@@ -108,16 +102,12 @@ where
 
 /// Rows of one block of [`by_row_blocks`].
 fn block_rows(n_rows: usize, n_cols: usize) -> usize {
-    n_rows
-        .div_ceil(MAX_ROW_BLOCKS)
-        .max(MIN_BLOCK_ELEMS.div_ceil(n_cols.max(1)))
+    n_rows.div_ceil(MAX_ROW_BLOCKS).max(MIN_BLOCK_ELEMS.div_ceil(n_cols.max(1)))
 }
 
 /// Row blocks of [`by_row_blocks`]; at least 1.
 pub(crate) fn n_row_blocks(n_rows: u64, n_cols: u64) -> u64 {
-    n_rows
-        .div_ceil(block_rows(n_rows as usize, n_cols as usize) as u64)
-        .max(1)
+    n_rows.div_ceil(block_rows(n_rows as usize, n_cols as usize) as u64).max(1)
 }
 
 /// Bytes of the partial sums of [`by_row_blocks`].
@@ -176,10 +166,7 @@ pub(crate) fn max<T: Element>(x: &[T]) -> T::Acc {
         let v = v.widen();
         acc[l] = if v > acc[l] { v } else { acc[l] };
     }
-    acc.into_iter().fold(
-        T::Acc::of(f64::NEG_INFINITY),
-        |m, v| if v > m { v } else { m },
-    )
+    acc.into_iter().fold(T::Acc::of(f64::NEG_INFINITY), |m, v| if v > m { v } else { m })
 }
 
 /// How many rows of `n_cols` make `n_elems`; 0 for no columns.
@@ -188,11 +175,7 @@ pub(crate) fn max<T: Element>(x: &[T]) -> T::Acc {
 /// If they are not whole rows.
 pub(crate) fn n_rows(what: &str, n_elems: usize, n_cols: usize) -> usize {
     let n_rows = n_elems.checked_div(n_cols).unwrap_or(0);
-    assert_eq!(
-        n_rows * n_cols,
-        n_elems,
-        "{what}: not whole rows of {n_cols}"
-    );
+    assert_eq!(n_rows * n_cols, n_elems, "{what}: not whole rows of {n_cols}");
     n_rows
 }
 

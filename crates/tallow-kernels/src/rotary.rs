@@ -76,20 +76,12 @@ fn turn<T: Element>(
 ) {
     let n_pairs = head_dim / 2;
     assert_eq!(head_dim % 2, 0, "rope: head_dim is odd");
-    assert_eq!(
-        out.len(),
-        x.len(),
-        "rope: output and input differ in length"
-    );
+    assert_eq!(out.len(), x.len(), "rope: output and input differ in length");
     assert_eq!(cos.len(), sin.len(), "rope: cos and sin differ in length");
     if x.is_empty() {
         return;
     }
-    assert_eq!(
-        cos.len() % n_pairs,
-        0,
-        "rope: cos is not whole tokens of head_dim / 2"
-    );
+    assert_eq!(cos.len() % n_pairs, 0, "rope: cos is not whole tokens of head_dim / 2");
     let n_tokens = cos.len() / n_pairs;
     assert!(
         n_tokens > 0 && x.len().is_multiple_of(n_tokens * head_dim),

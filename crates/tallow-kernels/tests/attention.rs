@@ -45,16 +45,9 @@ impl Inputs {
 
 fn shape(sizes: [usize; 6]) -> AttentionShape {
     let [batch, n_heads, n_kv_heads, q_tokens, kv_tokens, head_dim] = sizes;
-    AttentionShape {
-        batch,
-        n_heads,
-        n_kv_heads,
-        q_tokens,
-        kv_tokens,
-        head_dim,
-    }
-    .checked()
-    .expect("a valid shape")
+    AttentionShape { batch, n_heads, n_kv_heads, q_tokens, kv_tokens, head_dim }
+        .checked()
+        .expect("a valid shape")
 }
 
 /// Output and log-sum-exps.
@@ -62,16 +55,7 @@ fn forward<T: Element>(i: &Inputs) -> (Vec<T>, Vec<T::Acc>) {
     let [q, k, v] = [&i.q, &i.k, &i.v].map(|x| to::<T>(x));
     let mut out = to::<T>(&vec![f64::NAN; i.shape.q_elems()]);
     let mut lse = to(&vec![f64::NAN; i.shape.lse_elems()]);
-    attention(
-        &mut out,
-        &mut lse,
-        &q,
-        &k,
-        &v,
-        &i.shape,
-        i.causal,
-        i.scale(),
-    );
+    attention(&mut out, &mut lse, &q, &k, &v, &i.shape, i.causal, i.scale());
     (out, lse)
 }
 
@@ -82,42 +66,29 @@ fn backward<T: Element>(i: &Inputs) -> [Vec<T>; 3] {
     let mut grads = [&q, &k, &v].map(|x| to::<T>(&vec![f64::NAN; x.len()]));
     let [dq, dk, dv] = grads.each_mut().map(|g| Some(&mut g[..]));
     let scale = i.scale();
-    attention_backward(
-        dq, dk, dv, &q, &k, &v, &out, &lse, &dout, &i.shape, i.causal, scale,
-    );
+    attention_backward(dq, dk, dv, &q, &k, &v, &out, &lse, &dout, &i.shape, i.causal, scale);
     grads
 }
 
 /// The definition, one query at a time: output and log-sum-exps.
 fn naive(i: &Inputs) -> (Vec<f64>, Vec<f64>) {
-    let AttentionShape {
-        n_heads,
-        n_kv_heads,
-        q_tokens,
-        kv_tokens,
-        head_dim: d,
-        ..
-    } = i.shape;
+    let AttentionShape { n_heads, n_kv_heads, q_tokens, kv_tokens, head_dim: d, .. } = i.shape;
     let (mut out, mut lses) = (Vec::new(), Vec::new());
     for row in 0..i.shape.lse_elems() {
         let (head, query) = (row / q_tokens, row % q_tokens);
         let kv_head = head / n_heads * n_kv_heads + head % n_heads / (n_heads / n_kv_heads);
         let kv = |x: &[f64], j: usize, c: usize| x[(kv_head * kv_tokens + j) * d + c];
-        let keys: Vec<usize> = (0..kv_tokens)
-            .filter(|j| !i.causal || j + q_tokens <= query + kv_tokens)
-            .collect();
+        let keys: Vec<usize> =
+            (0..kv_tokens).filter(|j| !i.causal || j + q_tokens <= query + kv_tokens).collect();
         let score = |j: &usize| -> f64 {
-            i.scale()
-                * (0..d)
-                    .map(|c| i.q[row * d + c] * kv(&i.k, *j, c))
-                    .sum::<f64>()
+            i.scale() * (0..d).map(|c| i.q[row * d + c] * kv(&i.k, *j, c)).sum::<f64>()
         };
         let lse = keys.iter().map(|j| score(j).exp()).sum::<f64>().ln();
-        out.extend((0..d).map(|c| {
-            keys.iter()
-                .map(|j| (score(j) - lse).exp() * kv(&i.v, *j, c))
-                .sum::<f64>()
-        }));
+        out.extend(
+            (0..d).map(|c| {
+                keys.iter().map(|j| (score(j) - lse).exp() * kv(&i.v, *j, c)).sum::<f64>()
+            }),
+        );
         lses.push(lse);
     }
     (out, lses)
@@ -145,9 +116,7 @@ fn matches_pytorch() {
     for case in cases {
         let get = |part: &str| reference.values(&format!("{}.{part}", case.name));
         let (q, k) = (get("in.q"), get("in.k"));
-        let [batch, n_heads, q_tokens, head_dim] = q.shape[..] else {
-            panic!("{:?}", q.shape)
-        };
+        let [batch, n_heads, q_tokens, head_dim] = q.shape[..] else { panic!("{:?}", q.shape) };
         let inputs = Inputs {
             shape: shape([batch, n_heads, k.shape[1], q_tokens, k.shape[2], head_dim]),
             causal: case.bool("causal"),
@@ -190,20 +159,8 @@ fn gradients_match_central_differences() {
             let i = Inputs::new(sizes, causal);
             let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
                 let [q, k, v] = [q, k, v].map(<[f64]>::to_vec);
-                let moved = Inputs {
-                    shape: i.shape,
-                    causal,
-                    q,
-                    k,
-                    v,
-                    dout: vec![],
-                };
-                forward::<f64>(&moved)
-                    .0
-                    .iter()
-                    .zip(&i.dout)
-                    .map(|(o, d)| o * d)
-                    .sum()
+                let moved = Inputs { shape: i.shape, causal, q, k, v, dout: vec![] };
+                forward::<f64>(&moved).0.iter().zip(&i.dout).map(|(o, d)| o * d).sum()
             };
             let what = format!("{sizes:?} {causal}");
             let [dq, dk, dv] = backward::<f64>(&i);
@@ -226,22 +183,12 @@ fn gradients_match_central_differences() {
 fn half_forward_is_the_f32_result_rounded_once() {
     fn check<T: Element<Acc = f32>>(sizes: [usize; 6], causal: bool) {
         let mut inputs = Inputs::new(sizes, causal);
-        for x in [
-            &mut inputs.q,
-            &mut inputs.k,
-            &mut inputs.v,
-            &mut inputs.dout,
-        ] {
+        for x in [&mut inputs.q, &mut inputs.k, &mut inputs.v, &mut inputs.dout] {
             *x = f64s(&to::<T>(x));
         }
         let ((out, lse), (want, want_lse)) = (forward::<T>(&inputs), forward::<f32>(&inputs));
         let what = format!("{sizes:?} {causal}");
-        assert_close(
-            &what,
-            &f64s(&out),
-            &f64s(&to::<T>(&widen(&want))),
-            Tol::Exact,
-        );
+        assert_close(&what, &f64s(&out), &f64s(&to::<T>(&widen(&want))), Tol::Exact);
         assert_eq!(lse, want_lse, "{what}");
         // Backward also reads the rounded output, by rowsum(dout * out): up to D products off by
         // half an ulp each, on top of the rounding of the gradient itself.
@@ -268,9 +215,7 @@ fn gradients_can_be_asked_for_one_by_one() {
         let [mut dq, mut dk, mut dv] = [None, None, None];
         *[&mut dq, &mut dk, &mut dv][only] = Some(&mut got[..]);
         let (dout, scale) = (&i.dout, i.scale());
-        attention_backward(
-            dq, dk, dv, &i.q, &i.k, &i.v, &out, &lse, dout, &i.shape, true, scale,
-        );
+        attention_backward(dq, dk, dv, &i.q, &i.k, &i.v, &out, &lse, dout, &i.shape, true, scale);
         assert_eq!(&got, want);
     }
 }
@@ -278,11 +223,9 @@ fn gradients_can_be_asked_for_one_by_one() {
 #[test]
 fn causal_is_aligned_to_the_last_key() {
     // Equal scores: the output is the mean of the visible values 1, 2, 3.
-    for (q_tokens, want) in [
-        (1, vec![2.0]),
-        (3, vec![1.0, 1.5, 2.0]),
-        (5, vec![0.0, 0.0, 1.0, 1.5, 2.0]),
-    ] {
+    for (q_tokens, want) in
+        [(1, vec![2.0]), (3, vec![1.0, 1.5, 2.0]), (5, vec![0.0, 0.0, 1.0, 1.5, 2.0])]
+    {
         let inputs = Inputs {
             shape: shape([1, 1, 1, q_tokens, 3, 1]),
             causal: true,
@@ -296,12 +239,7 @@ fn causal_is_aligned_to_the_last_key() {
         for (out, lse) in out.iter().zip(lse) {
             assert_eq!(*out == 0.0, lse == f64::NEG_INFINITY);
         }
-        assert!(
-            backward::<f64>(&inputs)
-                .concat()
-                .iter()
-                .all(|g| g.is_finite())
-        );
+        assert!(backward::<f64>(&inputs).concat().iter().all(|g| g.is_finite()));
     }
 }
 
@@ -313,11 +251,7 @@ fn a_bad_query_is_nan_and_alone() {
         inputs.q[2 * 4] = bad;
         let out = forward::<f32>(&inputs).0;
         // An infinite query has scores of both signs of infinity here, or NaN by inf - inf.
-        assert!(
-            out[2 * 4..3 * 4].iter().all(|o| o.is_nan()),
-            "{bad}: {:?}",
-            &out[8..12]
-        );
+        assert!(out[2 * 4..3 * 4].iter().all(|o| o.is_nan()), "{bad}: {:?}", &out[8..12]);
         assert_eq!((&out[..8], &out[12..]), (&clean[..8], &clean[12..]));
     }
 }
@@ -328,12 +262,7 @@ fn large_scores_do_not_overflow() {
     inputs.q.iter_mut().for_each(|q| *q *= 1e4);
     let (got, want) = (forward::<f32>(&inputs).0, forward::<f64>(&inputs).0);
     // Scores near 1e4 are off by 1e4 * 2^-24 in f32, and so is the logarithm of each P.
-    assert_close(
-        "out",
-        &widen(&got),
-        &want,
-        Tol::Rel(1e4 * f64::from(f32::EPSILON)),
-    );
+    assert_close("out", &widen(&got), &want, Tol::Rel(1e4 * f64::from(f32::EPSILON)));
 }
 
 #[test]
@@ -356,13 +285,7 @@ fn shapes_are_checked() {
     };
     for (n_heads, n_kv_heads) in [(3, 2), (2, 0), (2, 4)] {
         let error = sizes(n_heads, n_kv_heads, 1, 8).checked().unwrap_err();
-        assert_eq!(
-            error,
-            ShapeError::HeadGroups {
-                n_heads,
-                n_kv_heads
-            }
-        );
+        assert_eq!(error, ShapeError::HeadGroups { n_heads, n_kv_heads });
     }
     assert_eq!(sizes(1, 1, 1, 0).checked(), Err(ShapeError::EmptyHead));
     let shape = sizes(1, 1, usize::MAX, 2);

@@ -58,12 +58,7 @@ fn cfg(
     dilation: [usize; 2],
     groups: usize,
 ) -> Conv2dConfig {
-    Conv2dConfig {
-        stride,
-        padding,
-        dilation,
-        groups,
-    }
+    Conv2dConfig { stride, padding, dilation, groups }
 }
 
 /// Input, weight, configuration: non-square everything, one pixel, many images, wide rows.
@@ -97,20 +92,10 @@ fn spare_2_gradients_match_central_differences() {
         let what = format!("{x_dims:?} {w_dims:?} {cfg:?}");
         let mut dx = vec![f64::NAN; x.len()];
         conv2d_backward_input(&mut dx, &dout, &w, &shape);
-        assert_close(
-            &what,
-            &dx,
-            &central_difference(|x| loss(x, &w), &x, 1e-4),
-            Tol::Rel(1e-7),
-        );
+        assert_close(&what, &dx, &central_difference(|x| loss(x, &w), &x, 1e-4), Tol::Rel(1e-7));
         let mut dw = vec![f64::NAN; w.len()];
         conv2d_backward_weight(&mut dw, &dout, &x, &shape);
-        assert_close(
-            &what,
-            &dw,
-            &central_difference(|w| loss(&x, w), &w, 1e-4),
-            Tol::Rel(1e-7),
-        );
+        assert_close(&what, &dw, &central_difference(|w| loss(&x, w), &w, 1e-4), Tol::Rel(1e-7));
     }
 }
 
@@ -129,10 +114,7 @@ fn check_large<T: Element>(eps: f64) {
         let cfg = cfg([stride; 2], [pad; 2], [1, 1], 1);
         let shape = Conv2dShape::new(x_dims, w_dims, cfg).expect("a valid case");
         let n = |d: [usize; 4]| d.iter().product::<usize>();
-        let (x, w) = (
-            to::<T>(&values(1, n(x_dims))),
-            to::<T>(&values(2, n(w_dims))),
-        );
+        let (x, w) = (to::<T>(&values(1, n(x_dims))), to::<T>(&values(2, n(w_dims))));
         let dout = to::<T>(&values(3, n(shape.out_dims())));
         let (x64, w64, dout64) = (f64s(&x), f64s(&w), f64s(&dout));
         let what = format!("{x_dims:?} {w_dims:?} {}", std::any::type_name::<T>());
@@ -167,11 +149,8 @@ fn threads_change_nothing() {
     let w = to::<f32>(&values(2, w_dims.iter().product()));
     let dout = to::<f32>(&values(3, shape.out_dims().iter().product()));
     same_on_any_thread_count(|| {
-        let (mut out, mut dx, mut dw) = (
-            vec![0f32; dout.len()],
-            vec![0f32; x.len()],
-            vec![0f32; w.len()],
-        );
+        let (mut out, mut dx, mut dw) =
+            (vec![0f32; dout.len()], vec![0f32; x.len()], vec![0f32; w.len()]);
         conv2d(&mut out, &x, &w, None, &shape);
         conv2d_backward_input(&mut dx, &dout, &w, &shape);
         conv2d_backward_weight(&mut dw, &dout, &x, &shape);
@@ -191,11 +170,7 @@ fn an_empty_batch_has_zero_gradients() {
 
 #[test]
 fn bad_shapes_are_named() {
-    let new = |x, w, c| {
-        Conv2dShape::new(x, w, c)
-            .expect_err("must be refused")
-            .to_string()
-    };
+    let new = |x, w, c| Conv2dShape::new(x, w, c).expect_err("must be refused").to_string();
     let unit = Conv2dConfig::UNIT;
     let (x, w) = ([1, 4, 5, 5], [6, 4, 3, 3]);
     for (error, has) in [
@@ -203,18 +178,9 @@ fn bad_shapes_are_named() {
         (new(x, w, cfg([1, 1], [0, 0], [1, 0], 1)), "dilation is 0"),
         (new(x, w, cfg([1, 1], [0, 0], [1, 1], 0)), "groups is 0"),
         (new(x, [6, 4, 0, 3], unit), "kernel is 0"),
-        (
-            new(x, [6, 3, 3, 3], unit),
-            "input has 4 channels and weight is [6, 3, 3, 3]",
-        ),
-        (
-            new(x, [5, 2, 3, 3], cfg([1, 1], [0, 0], [1, 1], 2)),
-            "with 2 groups",
-        ),
-        (
-            new(x, [6, 4, 3, 6], unit),
-            "a window of 6 does not fit the padded width of 5",
-        ),
+        (new(x, [6, 3, 3, 3], unit), "input has 4 channels and weight is [6, 3, 3, 3]"),
+        (new(x, [5, 2, 3, 3], cfg([1, 1], [0, 0], [1, 1], 2)), "with 2 groups"),
+        (new(x, [6, 4, 3, 6], unit), "a window of 6 does not fit the padded width of 5"),
         (
             new(x, w, cfg([1, 1], [0, 0], [3, 1], 1)),
             "a window of 7 does not fit the padded height of 5",
@@ -222,8 +188,5 @@ fn bad_shapes_are_named() {
     ] {
         assert!(error.contains(has), "{error:?} should say {has:?}");
     }
-    assert!(matches!(
-        Conv2dShape::new(x, [6, 3, 3, 3], unit),
-        Err(Error::Channels { .. })
-    ));
+    assert!(matches!(Conv2dShape::new(x, [6, 3, 3, 3], unit), Err(Error::Channels { .. })));
 }

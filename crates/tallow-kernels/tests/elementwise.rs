@@ -55,13 +55,7 @@ fn activation_gradients_match_central_differences() {
             let x: Vec<f64> = values(1, n).iter().map(|x| 4.0 * x).collect();
             let dout = values(2, n);
             let want = central_difference(
-                |x| {
-                    both(row, x, &dout)[0]
-                        .iter()
-                        .zip(&dout)
-                        .map(|(y, d)| y * d)
-                        .sum()
-                },
+                |x| both(row, x, &dout)[0].iter().zip(&dout).map(|(y, d)| y * d).sum(),
                 &x,
                 STEP,
             );
@@ -78,12 +72,7 @@ fn half_activations_are_the_f32_result_rounded_once() {
             let got = both(half, &x, &dout);
             let want = both(full, &to::<f32>(&f64s(&x)), &to::<f32>(&f64s(&dout)));
             for (got, want) in got.iter().zip(want) {
-                assert_close(
-                    full.0,
-                    &f64s(got),
-                    &f64s(&to::<T>(&widen(&want))),
-                    Tol::Exact,
-                );
+                assert_close(full.0, &f64s(got), &f64s(&to::<T>(&widen(&want))), Tol::Exact);
             }
         }
     }
@@ -104,17 +93,8 @@ fn activations_at_the_ends() {
         assert_eq!(dx[4], if row.0 == "relu" { 0.0 } else { 0.5 }, "{}", row.0);
     }
     let mut out = [0.0; 4];
-    add_relu(
-        &mut out,
-        &[1.0, 1.0, f32::NAN, -INF],
-        &[2.0, -2.0, 1.0, 1.0],
-    );
-    assert_close(
-        "add_relu",
-        &widen(&out),
-        &[3.0, 0.0, f64::NAN, 0.0],
-        Tol::Exact,
-    );
+    add_relu(&mut out, &[1.0, 1.0, f32::NAN, -INF], &[2.0, -2.0, 1.0, 1.0]);
+    assert_close("add_relu", &widen(&out), &[3.0, 0.0, f64::NAN, 0.0], Tol::Exact);
 }
 
 #[test]
@@ -128,10 +108,7 @@ fn add_relu_rounds_once() {
 #[test]
 fn rope_matches_pytorch() {
     let reference = Reference::load();
-    for (style, name) in [
-        (Rope::Half, "rope_half"),
-        (Rope::Interleaved, "rope_interleaved"),
-    ] {
+    for (style, name) in [(Rope::Half, "rope_half"), (Rope::Interleaved, "rope_interleaved")] {
         let case = &reference.cases(name)[0];
         let get = |part: &str| reference.values(&format!("{name}.{part}"));
         let x = get("in.x");
@@ -170,12 +147,7 @@ fn rope_gradients_match_central_differences_and_undo_the_rotation() {
             assert_close("rope_backward", &back(&dout), &want, DIFFERENCE);
             // A rotation keeps lengths: four roundings of values below 2.
             let four_roundings = Tol::Rel(4.0 * f64::EPSILON);
-            assert_close(
-                "rope back and forth",
-                &back(&turned(&x)),
-                &x,
-                four_roundings,
-            );
+            assert_close("rope back and forth", &back(&turned(&x)), &x, four_roundings);
         }
     }
 }
@@ -185,16 +157,8 @@ fn philox_gives_the_published_vectors() {
     // Random123, examples/kat_vectors, "philox4x32 10".
     const ONES: u32 = u32::MAX;
     for (counter, key, want) in [
-        (
-            [0; 4],
-            [0; 2],
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
-        ),
-        (
-            [ONES; 4],
-            [ONES; 2],
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
-        ),
+        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([ONES; 4], [ONES; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
         (
             [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
             [0xa409_3822, 0x299f_31d0],
@@ -205,10 +169,7 @@ fn philox_gives_the_published_vectors() {
     }
 }
 
-const KEY: DropKey = DropKey {
-    seed: 42,
-    stream: 7,
-};
+const KEY: DropKey = DropKey { seed: 42, stream: 7 };
 
 #[test]
 fn dropout_is_its_definition() {
@@ -240,26 +201,12 @@ fn dropout_keeps_the_mean_and_separates_streams() {
     // Five standard deviations of a binomial share, at their largest.
     let five_sigma = 5.0 * (0.25 / N as f64).sqrt();
     let base = mask(KEY);
-    assert_close(
-        "kept",
-        &[kept(&base) / N as f64],
-        &[1.0 - P],
-        Tol::Rel(five_sigma / (1.0 - P)),
-    );
+    assert_close("kept", &[kept(&base) / N as f64], &[1.0 - P], Tol::Rel(five_sigma / (1.0 - P)));
     for other in [DropKey { stream: 8, ..KEY }, DropKey { seed: 43, ..KEY }] {
         // Independent masks agree where both keep or both drop.
-        let agree = base
-            .iter()
-            .zip(mask(other))
-            .filter(|(a, b)| **a == *b)
-            .count() as f64;
+        let agree = base.iter().zip(mask(other)).filter(|(a, b)| **a == *b).count() as f64;
         let want = P * P + (1.0 - P) * (1.0 - P);
-        assert_close(
-            "agreement",
-            &[agree / N as f64],
-            &[want],
-            Tol::Rel(five_sigma / want),
-        );
+        assert_close("agreement", &[agree / N as f64], &[want], Tol::Rel(five_sigma / want));
     }
     assert_eq!(base, mask(KEY));
 }
@@ -298,11 +245,7 @@ fn casts_round_once() {
         let want: Vec<f64> = rows.iter().map(|row| row.1).collect();
         let mut dst = vec![D::default(); src.len()];
         cast(&mut dst, &src);
-        let what = format!(
-            "{} to {}",
-            std::any::type_name::<S>(),
-            std::any::type_name::<D>()
-        );
+        let what = format!("{} to {}", std::any::type_name::<S>(), std::any::type_name::<D>());
         assert_close(&what, &f64s(&dst), &want, Tol::Exact);
     }
     let p = |e: i32| 2f64.powi(e);
@@ -338,11 +281,7 @@ fn casts_round_once() {
         (f32::NAN, f64::NAN),
         (f32::MAX, f64::INFINITY),
     ]);
-    check::<bf16, f16>(&[
-        (bf16::MAX, f64::INFINITY),
-        (bf16::ONE, 1.0),
-        (bf16::NAN, f64::NAN),
-    ]);
+    check::<bf16, f16>(&[(bf16::MAX, f64::INFINITY), (bf16::ONE, 1.0), (bf16::NAN, f64::NAN)]);
     check::<f16, bf16>(&[(f16::MAX, 65536.0), (f16::from_bits(1), p(-24))]);
     check::<bf16, f64>(&[(bf16::MAX, bf16::MAX.to_f64())]);
 }
@@ -365,24 +304,15 @@ fn every_half_survives_a_round_trip() {
 fn embedding_matches_pytorch() {
     let reference = Reference::load();
     let get = |part: &str| reference.values(&format!("embedding.{part}"));
-    let ids: Vec<u32> = reference
-        .ids("embedding.in.ids")
-        .1
-        .iter()
-        .map(|&id| id.try_into().unwrap())
-        .collect();
+    let ids: Vec<u32> =
+        reference.ids("embedding.in.ids").1.iter().map(|&id| id.try_into().unwrap()).collect();
     let weight = get("in.weight");
     let d = weight.shape[1];
     let (mut out, mut dweight) = (vec![0f32; ids.len() * d], vec![f32::NAN; weight.data.len()]);
     embedding(&mut out, &weight.data, &ids, d).unwrap();
     embedding_backward(&mut dweight, &ids, &get("dout").data, d, None).unwrap();
     assert_close("out", &widen(&out), &widen(&get("out").data), Tol::Exact);
-    assert_close(
-        "dweight",
-        &widen(&dweight),
-        &widen(&get("grad.weight").data),
-        F32,
-    );
+    assert_close("dweight", &widen(&dweight), &widen(&get("grad.weight").data), F32);
 }
 
 #[test]
@@ -392,11 +322,7 @@ fn embedding_gradients_add_up_repeated_ids_in_order() {
         let dout = values(3, ids.len() * d);
         for padding in [None, Some(1)] {
             let mut want = vec![0.0; 12 * d];
-            for (i, &id) in ids
-                .iter()
-                .enumerate()
-                .filter(|(_, id)| Some(**id) != padding)
-            {
+            for (i, &id) in ids.iter().enumerate().filter(|(_, id)| Some(**id) != padding) {
                 for j in 0..d {
                     want[id as usize * d + j] += dout[i * d + j];
                 }
@@ -419,14 +345,7 @@ fn embedding_names_an_id_beyond_the_table() {
         embedding(&mut out, &[0.0; 8], &[3, 4, 9], 2).unwrap_err(),
         embedding_backward(&mut dweight, &[3, 4, 9], &[1.0; 6], 2, None).unwrap_err(),
     ] {
-        assert_eq!(
-            error,
-            EmbeddingError::Id {
-                id: 4,
-                position: 1,
-                n_ids: 4
-            }
-        );
+        assert_eq!(error, EmbeddingError::Id { id: 4, position: 1, n_ids: 4 });
     }
     assert_eq!((out, dweight), ([7.0; 6], [7.0; 8]));
 }

@@ -23,11 +23,8 @@ const SIZES: [(usize, usize, usize); 9] = [
 
 /// All four transposes of one size, both stores, against the scalar twin.
 fn check<T: Element>(m: usize, n: usize, k: usize, tol: Tol) {
-    let (a, b, c0) = (
-        to::<T>(&values(1, m * k)),
-        to::<T>(&values(2, k * n)),
-        to::<T>(&values(3, m * n)),
-    );
+    let (a, b, c0) =
+        (to::<T>(&values(1, m * k)), to::<T>(&values(2, k * n)), to::<T>(&values(3, m * n)));
     for (a, b) in [
         (Mat::new(&a, m, k), Mat::new(&b, k, n)),
         (Mat::new(&a, k, m).t(), Mat::new(&b, k, n)),
@@ -38,12 +35,7 @@ fn check<T: Element>(m: usize, n: usize, k: usize, tol: Tol) {
             let (mut got, mut want) = (c0.clone(), c0.clone());
             gemm(&mut got, a, b, store);
             gemm_scalar(&mut want, a, b, store);
-            assert_close(
-                &format!("{m} {n} {k} {store:?}"),
-                &f64s(&got),
-                &f64s(&want),
-                tol,
-            );
+            assert_close(&format!("{m} {n} {k} {store:?}"), &f64s(&got), &f64s(&want), tol);
         }
     }
 }
@@ -64,28 +56,13 @@ fn gemm_matches_scalar() {
 fn spare_7_bf16_product_is_the_f32_product_rounded_once() {
     // Small integers: the f32 sum is exact, so the one rounding is all that may happen.
     let (m, n, k) = (33, 17, 700);
-    let small = |seed, n| {
-        values(seed, n)
-            .iter()
-            .map(|v| (v * 8.0).round())
-            .collect::<Vec<_>>()
-    };
+    let small = |seed, n| values(seed, n).iter().map(|v| (v * 8.0).round()).collect::<Vec<_>>();
     let (a, b) = (small(1, m * k), small(2, k * n));
     let (ab, bb) = (to::<bf16>(&a), to::<bf16>(&b));
     let mut got = vec![bf16::ZERO; m * n];
-    gemm(
-        &mut got,
-        Mat::new(&ab, m, k),
-        Mat::new(&bb, k, n),
-        Store::Overwrite,
-    );
+    gemm(&mut got, Mat::new(&ab, m, k), Mat::new(&bb, k, n), Store::Overwrite);
     let mut exact = vec![0f64; m * n];
-    gemm_scalar(
-        &mut exact,
-        Mat::new(&a, m, k),
-        Mat::new(&b, k, n),
-        Store::Overwrite,
-    );
+    gemm_scalar(&mut exact, Mat::new(&a, m, k), Mat::new(&b, k, n), Store::Overwrite);
     let want: Vec<bf16> = exact.iter().map(|&v| bf16::from_f64(v)).collect();
     assert_eq!(got, want);
 }
@@ -93,35 +70,15 @@ fn spare_7_bf16_product_is_the_f32_product_rounded_once() {
 #[test]
 fn overwrite_forgets_nan_and_empty_sums_are_zero() {
     let mut c = vec![f32::NAN; 6];
-    gemm(
-        &mut c,
-        Mat::new(&[1.0; 2], 2, 1),
-        Mat::new(&[2.0; 3], 1, 3),
-        Store::Overwrite,
-    );
+    gemm(&mut c, Mat::new(&[1.0; 2], 2, 1), Mat::new(&[2.0; 3], 1, 3), Store::Overwrite);
     assert_eq!(c, [2.0; 6]);
     let mut c = vec![f32::NAN; 6];
-    gemm(
-        &mut c,
-        Mat::new(&[], 2, 0),
-        Mat::new(&[], 0, 3),
-        Store::Overwrite,
-    );
+    gemm(&mut c, Mat::new(&[], 2, 0), Mat::new(&[], 0, 3), Store::Overwrite);
     assert_eq!(c, [0.0; 6]);
     let mut c = vec![bf16::NAN; 6];
-    gemm(
-        &mut c,
-        Mat::new(&[], 2, 0),
-        Mat::new(&[], 0, 3),
-        Store::Overwrite,
-    );
+    gemm(&mut c, Mat::new(&[], 2, 0), Mat::new(&[], 0, 3), Store::Overwrite);
     assert_eq!(c, [bf16::ZERO; 6]);
-    gemm::<f32>(
-        &mut [],
-        Mat::new(&[], 0, 4),
-        Mat::new(&[0.0; 8], 4, 2),
-        Store::Overwrite,
-    );
+    gemm::<f32>(&mut [], Mat::new(&[], 0, 4), Mat::new(&[0.0; 8], 4, 2), Store::Overwrite);
 }
 
 #[test]
@@ -130,12 +87,7 @@ fn nan_and_inf_reach_their_row_only() {
     a[9] = f32::NAN;
     a[18] = f32::INFINITY;
     let mut c = vec![0f32; 81];
-    gemm(
-        &mut c,
-        Mat::new(&a, 9, 9),
-        Mat::new(&[1.0; 81], 9, 9),
-        Store::Overwrite,
-    );
+    gemm(&mut c, Mat::new(&a, 9, 9), Mat::new(&[1.0; 81], 9, 9), Store::Overwrite);
     assert!(c[9..18].iter().all(|v| v.is_nan()));
     assert!(c[18..27].iter().all(|v| *v == f32::INFINITY));
     assert!(c[..9].iter().chain(&c[27..]).all(|v| *v == 9.0));
@@ -147,13 +99,7 @@ fn a_batch_is_its_products() {
     let (a, b) = (values(4, n_batch * m * k), values(5, k * n));
     let mut got = vec![0f64; n_batch * m * n];
     let left = |i: usize| Mat::new(&a[i * m * k..][..m * k], m, k);
-    batched_gemm(
-        &mut got,
-        n_batch,
-        left,
-        |_| Mat::new(&b, k, n),
-        Store::Overwrite,
-    );
+    batched_gemm(&mut got, n_batch, left, |_| Mat::new(&b, k, n), Store::Overwrite);
     let mut want = vec![0f64; n_batch * m * n];
     for (i, want) in want.chunks_exact_mut(m * n).enumerate() {
         gemm_scalar(want, left(i), Mat::new(&b, k, n), Store::Overwrite);
@@ -167,12 +113,7 @@ fn threads_change_nothing() {
     let (a, b) = (to::<f32>(&values(1, m * k)), to::<f32>(&values(2, k * n)));
     same_on_any_thread_count(|| {
         let mut c = vec![0f32; m * n];
-        gemm(
-            &mut c,
-            Mat::new(&a, m, k),
-            Mat::new(&b, k, n),
-            Store::Overwrite,
-        );
+        gemm(&mut c, Mat::new(&a, m, k), Mat::new(&b, k, n), Store::Overwrite);
         c
     });
 }

@@ -17,18 +17,13 @@ const F64: Tol = Tol::Rel(1e-13);
 const IGNORE: i64 = -100;
 
 fn config(label_smoothing: f64) -> CrossEntropy {
-    CrossEntropy {
-        ignore_index: IGNORE,
-        label_smoothing,
-    }
+    CrossEntropy { ignore_index: IGNORE, label_smoothing }
 }
 
 /// Classes in no order; every fourth row is ignored.
 fn targets(n_rows: usize, n_classes: usize) -> Vec<i64> {
     let class = |i: usize| (i * 7 + 3) % n_classes;
-    (0..n_rows)
-        .map(|i| if i % 4 == 3 { IGNORE } else { class(i) as i64 })
-        .collect()
+    (0..n_rows).map(|i| if i % 4 == 3 { IGNORE } else { class(i) as i64 }).collect()
 }
 
 /// Sums, log-sum-exps and gradients of a plain cross entropy.
@@ -39,10 +34,7 @@ fn plain<T: Element>(
 ) -> (Sums, Vec<f64>, Vec<T>) {
     let x = to::<T>(x);
     let n_classes = x.len() / targets.len();
-    let (mut lse, mut dx) = (
-        vec![f64::NAN; targets.len()],
-        to::<T>(&vec![f64::NAN; x.len()]),
-    );
+    let (mut lse, mut dx) = (vec![f64::NAN; targets.len()], to::<T>(&vec![f64::NAN; x.len()]));
     let sums = cross_entropy(&mut lse, &x, targets, n_classes, config).unwrap();
     cross_entropy_backward(&mut dx, &x, &lse, targets, n_classes, config, 0.75).unwrap();
     (sums, lse, dx)
@@ -64,10 +56,7 @@ impl Inputs {
     fn new([n_rows, n_features, n_classes]: [usize; 3], smoothing: f64, bias: bool) -> Self {
         Self {
             x: values(1, n_rows * n_features),
-            weight: values(2, n_classes * n_features)
-                .iter()
-                .map(|w| 2.0 * w)
-                .collect(),
+            weight: values(2, n_classes * n_features).iter().map(|w| 2.0 * w).collect(),
             bias: bias.then(|| values(3, n_classes)),
             targets: targets(n_rows, n_classes),
             config: config(smoothing),
@@ -111,13 +100,7 @@ fn fused<T: Element>(i: &Inputs, scale: f64, chunk_bytes: u64) -> Fused<T> {
         chunk_bytes,
     )
     .unwrap();
-    Fused {
-        sums,
-        lse,
-        dx,
-        dweight,
-        dbias,
-    }
+    Fused { sums, lse, dx, dweight, dbias }
 }
 
 #[test]
@@ -144,12 +127,7 @@ fn matches_pytorch() {
             let what = |part: &str| format!("{}.{part} in {chunk_bytes} bytes", case.name);
             let loss = got.sums.loss_sum / got.sums.n_counted as f64;
             assert_close(&what("out"), &[loss], &widen(&get("out").data), F32);
-            assert_close(
-                &what("grad.x"),
-                &widen(&got.dx),
-                &widen(&get("grad.x").data),
-                F32,
-            );
+            assert_close(&what("grad.x"), &widen(&got.dx), &widen(&get("grad.x").data), F32);
             let want = widen(&get("grad.weight").data);
             assert_close(&what("grad.weight"), &widen(&got.dweight), &want, F32);
         }
@@ -204,12 +182,7 @@ fn fused_gradients_match_central_differences() {
         let want = central_difference(|x| with(&|i| i.x = x.to_vec()), &inputs.x, STEP);
         assert_close(&format!("dx {sizes:?}"), &got.dx, &want, DIFFERENCE);
         let want = central_difference(|w| with(&|i| i.weight = w.to_vec()), &inputs.weight, STEP);
-        assert_close(
-            &format!("dweight {sizes:?}"),
-            &got.dweight,
-            &want,
-            DIFFERENCE,
-        );
+        assert_close(&format!("dweight {sizes:?}"), &got.dweight, &want, DIFFERENCE);
         if let Some(bias) = &inputs.bias {
             let want = central_difference(|b| with(&|i| i.bias = Some(b.to_vec())), bias, STEP);
             assert_close(&format!("dbias {sizes:?}"), &got.dbias, &want, DIFFERENCE);
@@ -247,24 +220,11 @@ fn half_is_the_f32_result_rounded_once() {
         inputs.weight = f64s(&to::<T>(&inputs.weight));
         inputs.bias = inputs.bias.map(|b| f64s(&to::<T>(&b)));
         let rounded = |x: &[f32]| f64s(&to::<T>(&widen(x)));
-        let (got, want) = (
-            fused::<T>(&inputs, 0.5, 4 * 300),
-            fused::<f32>(&inputs, 0.5, 4 * 300),
-        );
+        let (got, want) = (fused::<T>(&inputs, 0.5, 4 * 300), fused::<f32>(&inputs, 0.5, 4 * 300));
         assert_eq!((got.sums, &got.lse), (want.sums, &want.lse));
         assert_close("dx", &f64s(&got.dx), &rounded(&want.dx), Tol::Exact);
-        assert_close(
-            "dweight",
-            &f64s(&got.dweight),
-            &rounded(&want.dweight),
-            Tol::Exact,
-        );
-        assert_close(
-            "dbias",
-            &f64s(&got.dbias),
-            &rounded(&want.dbias),
-            Tol::Exact,
-        );
+        assert_close("dweight", &f64s(&got.dweight), &rounded(&want.dweight), Tol::Exact);
+        assert_close("dbias", &f64s(&got.dbias), &rounded(&want.dbias), Tol::Exact);
 
         let x = f64s(&to::<T>(&values(1, 9 * 33)));
         let targets = targets(9, 33);
@@ -295,24 +255,12 @@ fn ignored_rows_count_for_nothing() {
     assert_eq!((sums, dx), (clean.0, clean.2));
     // All ignored: 0 of 0, which the caller must not divide.
     let (sums, _, dx) = plain::<f32>(&x, &[IGNORE; 4], &config(0.0));
-    assert_eq!(
-        (sums, dx),
-        (
-            Sums {
-                loss_sum: 0.0,
-                n_counted: 0
-            },
-            vec![0.0; 36]
-        )
-    );
+    assert_eq!((sums, dx), (Sums { loss_sum: 0.0, n_counted: 0 }, vec![0.0; 36]));
 }
 
 #[test]
 fn an_ignore_index_may_be_a_class() {
-    let config = CrossEntropy {
-        ignore_index: 2,
-        label_smoothing: 0.0,
-    };
+    let config = CrossEntropy { ignore_index: 2, label_smoothing: 0.0 };
     let (sums, _, dx) = plain::<f64>(&[0.0; 6], &[2, 0], &config);
     assert_eq!(sums.n_counted, 1);
     assert_close("loss", &[sums.loss_sum], &[3f64.ln()], F64);
@@ -352,29 +300,13 @@ fn bad_logits_make_the_loss_nan_and_masked_ones_do_not() {
 fn targets_and_smoothing_are_checked_before_any_arithmetic() {
     let (x, mut lse, mut dx) = ([0f32; 9], [7.0; 3], [7f32; 9]);
     for target in [3, -1, i64::MAX, i64::MIN] {
-        let (targets, want) = (
-            [0, target, 99],
-            LossError::Target {
-                row: 1,
-                target,
-                n_classes: 3,
-            },
-        );
+        let (targets, want) = ([0, target, 99], LossError::Target { row: 1, target, n_classes: 3 });
         let config = config(0.0);
         assert_eq!(cross_entropy(&mut lse, &x, &targets, 3, &config), Err(want));
         let result = cross_entropy_backward(&mut dx, &x, &lse, &targets, 3, &config, 1.0);
         assert_eq!(result, Err(want));
-        let linear = Linear {
-            x: &x,
-            weight: &x,
-            bias: None,
-            n_features: 3,
-            n_classes: 3,
-        };
-        assert_eq!(
-            linear_cross_entropy(&mut lse, &linear, &targets, &config, 64),
-            Err(want)
-        );
+        let linear = Linear { x: &x, weight: &x, bias: None, n_features: 3, n_classes: 3 };
+        assert_eq!(linear_cross_entropy(&mut lse, &linear, &targets, &config, 64), Err(want));
         let grad = Some(&mut dx[..]);
         let result = linear_cross_entropy_backward(
             grad, None, None, &linear, &lse, &targets, &config, 1.0, 64,
@@ -417,13 +349,7 @@ fn pre_3_half_losses_do_not_stall() {
 fn bits_do_not_depend_on_the_thread_count() {
     let inputs = Inputs::new([300, 20, 5000], 0.1, true);
     same_on_any_thread_count(|| {
-        let Fused {
-            sums,
-            lse,
-            dx,
-            dweight,
-            dbias,
-        } = fused::<bf16>(&inputs, 1.0, 1 << 20);
+        let Fused { sums, lse, dx, dweight, dbias } = fused::<bf16>(&inputs, 1.0, 1 << 20);
         (sums, lse, [dx, dweight, dbias])
     });
     let (x, targets) = (values(1, 300 * 100), targets(300, 100));
@@ -435,38 +361,19 @@ fn scratch_holds_one_tile_of_logits() {
     let (n, d, v) = (4096, 384, 50257);
     for chunk_bytes in [4, 1 << 16, DEFAULT_CHUNK_BYTES] {
         let f32_bytes = linear_cross_entropy_scratch_bytes::<f32>(n, d, v, chunk_bytes);
-        assert!(
-            f32_bytes <= chunk_bytes + 32 * n,
-            "{f32_bytes} bytes in {chunk_bytes}"
-        );
+        assert!(f32_bytes <= chunk_bytes + 32 * n, "{f32_bytes} bytes in {chunk_bytes}");
         // Neither the logits [N, V] nor a widened weight [V, D].
         let bf16_bytes = linear_cross_entropy_backward_scratch_bytes::<bf16>(n, d, v, chunk_bytes);
-        assert!(
-            bf16_bytes < chunk_bytes + v * d * 4 / 2,
-            "{bf16_bytes} bytes in {chunk_bytes}"
-        );
+        assert!(bf16_bytes < chunk_bytes + v * d * 4 / 2, "{bf16_bytes} bytes in {chunk_bytes}");
     }
 }
 
 #[test]
 fn empty_inputs_are_allowed() {
-    let nothing = Sums {
-        loss_sum: 0.0,
-        n_counted: 0,
-    };
-    assert_eq!(
-        cross_entropy::<f32>(&mut [], &[], &[], 3, &config(0.0)),
-        Ok(nothing)
-    );
-    let inputs = Inputs {
-        targets: vec![],
-        x: vec![],
-        ..Inputs::new([1, 3, 4], 0.0, true)
-    };
+    let nothing = Sums { loss_sum: 0.0, n_counted: 0 };
+    assert_eq!(cross_entropy::<f32>(&mut [], &[], &[], 3, &config(0.0)), Ok(nothing));
+    let inputs = Inputs { targets: vec![], x: vec![], ..Inputs::new([1, 3, 4], 0.0, true) };
     let got = fused::<bf16>(&inputs, 1.0, 100);
     assert_eq!(got.sums, nothing);
-    assert_eq!(
-        (f64s(&got.dweight), f64s(&got.dbias)),
-        (vec![0.0; 12], vec![0.0; 4])
-    );
+    assert_eq!((f64s(&got.dweight), f64s(&got.dbias)), (vec![0.0; 12], vec![0.0; 4]));
 }

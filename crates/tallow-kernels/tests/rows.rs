@@ -61,11 +61,7 @@ fn forward<T: Element>(op: Op, inputs: &Inputs) -> Vec<T> {
 
 /// Gradients of `x`, weight and bias; empty where the op has no such input.
 fn backward<T: Element>(op: Op, inputs: &Inputs) -> (Vec<T>, Vec<T::Acc>, Vec<T::Acc>) {
-    let (x, dout, n_cols) = (
-        to::<T>(&inputs.x),
-        to::<T>(&inputs.dout),
-        inputs.weight.len(),
-    );
+    let (x, dout, n_cols) = (to::<T>(&inputs.x), to::<T>(&inputs.dout), inputs.weight.len());
     let weight = to(&inputs.weight);
     let mut dx = to::<T>(&vec![f64::NAN; x.len()]);
     let [mut dw, mut db] = [to(&vec![f64::NAN; n_cols]), to(&vec![f64::NAN; n_cols])];
@@ -81,11 +77,7 @@ fn backward<T: Element>(op: Op, inputs: &Inputs) -> (Vec<T>, Vec<T::Acc>, Vec<T:
             db.clear();
         }
         Softmax | LogSoftmax => {
-            let backward = if op == Softmax {
-                softmax_backward
-            } else {
-                log_softmax_backward
-            };
+            let backward = if op == Softmax { softmax_backward } else { log_softmax_backward };
             backward(&mut dx, &forward::<T>(op, inputs), &dout, n_cols);
             dw.clear();
             db.clear();
@@ -97,51 +89,27 @@ fn backward<T: Element>(op: Op, inputs: &Inputs) -> (Vec<T>, Vec<T::Acc>, Vec<T:
 /// Outputs and all gradients in one list.
 fn everything<T: Element>(op: Op, inputs: &Inputs) -> Vec<f64> {
     let (dx, dw, db) = backward::<T>(op, inputs);
-    [
-        f64s(&forward::<T>(op, inputs)),
-        f64s(&dx),
-        f64s(&dw),
-        f64s(&db),
-    ]
-    .concat()
+    [f64s(&forward::<T>(op, inputs)), f64s(&dx), f64s(&dw), f64s(&db)].concat()
 }
 
 #[test]
 fn matches_pytorch() {
     let reference = Reference::load();
-    for (op, name) in [
-        (LayerNorm, "layer_norm"),
-        (RmsNorm, "rms_norm"),
-        (Softmax, "softmax_last_dim"),
-    ] {
+    for (op, name) in
+        [(LayerNorm, "layer_norm"), (RmsNorm, "rms_norm"), (Softmax, "softmax_last_dim")]
+    {
         let cases = reference.cases(name);
         assert_eq!(cases.len(), 3, "{name}");
         for case in cases {
             let get = |part: &str| {
                 let name = format!("{}.{part}", case.name);
-                if reference.has(&name) {
-                    widen(&reference.values(&name).data)
-                } else {
-                    vec![]
-                }
+                if reference.has(&name) { widen(&reference.values(&name).data) } else { vec![] }
             };
-            let n_cols = *reference
-                .values(&format!("{}.out", case.name))
-                .shape
-                .last()
-                .unwrap();
+            let n_cols = *reference.values(&format!("{}.out", case.name)).shape.last().unwrap();
             let inputs = Inputs {
                 x: get("in.x"),
-                weight: if op == Softmax {
-                    vec![0.0; n_cols]
-                } else {
-                    get("in.weight")
-                },
-                bias: if op == LayerNorm {
-                    get("in.bias")
-                } else {
-                    vec![0.0; n_cols]
-                },
+                weight: if op == Softmax { vec![0.0; n_cols] } else { get("in.weight") },
+                bias: if op == LayerNorm { get("in.bias") } else { vec![0.0; n_cols] },
                 dout: get("dout"),
                 eps: if op == Softmax { 0.0 } else { case.f64("eps") },
             };
@@ -152,12 +120,7 @@ fn matches_pytorch() {
                 ("grad.weight", dw),
                 ("grad.bias", db),
             ] {
-                assert_close(
-                    &format!("{}.{part}", case.name),
-                    &widen(&got),
-                    &get(part),
-                    F32,
-                );
+                assert_close(&format!("{}.{part}", case.name), &widen(&got), &get(part), F32);
             }
         }
     }
@@ -169,11 +132,7 @@ fn gradients_match_central_differences() {
         for n_cols in [1, 7, 8, 9, 17, 33] {
             let inputs = Inputs::new(3, n_cols);
             let loss = |inputs: &Inputs| -> f64 {
-                forward::<f64>(op, inputs)
-                    .iter()
-                    .zip(&inputs.dout)
-                    .map(|(y, d)| y * d)
-                    .sum()
+                forward::<f64>(op, inputs).iter().zip(&inputs.dout).map(|(y, d)| y * d).sum()
             };
             let with = |f: fn(&mut Inputs) -> &mut Vec<f64>, v: &[f64]| {
                 let mut moved = inputs.clone();
@@ -182,12 +141,7 @@ fn gradients_match_central_differences() {
             };
             let (dx, dw, db) = backward::<f64>(op, &inputs);
             for (name, got, at, f) in [
-                (
-                    "dx",
-                    dx,
-                    &inputs.x,
-                    (|i| &mut i.x) as fn(&mut Inputs) -> &mut Vec<f64>,
-                ),
+                ("dx", dx, &inputs.x, (|i| &mut i.x) as fn(&mut Inputs) -> &mut Vec<f64>),
                 ("dweight", dw, &inputs.weight, |i| &mut i.weight),
                 ("dbias", db, &inputs.bias, |i| &mut i.bias),
             ] {
@@ -218,12 +172,7 @@ fn half_types_are_the_f32_result_rounded_once() {
         let rounded = |x: &[f32]| f64s(&to::<T>(&widen(x)));
         let what = format!("{op:?} {n_cols}");
         let out = f64s(&forward::<T>(op, &inputs));
-        assert_close(
-            &what,
-            &out,
-            &rounded(&forward::<f32>(op, &inputs)),
-            Tol::Exact,
-        );
+        assert_close(&what, &out, &rounded(&forward::<f32>(op, &inputs)), Tol::Exact);
         if matches!(op, LayerNorm | RmsNorm) {
             let (half, full) = (backward::<T>(op, &inputs), backward::<f32>(op, &inputs));
             assert_close(&what, &f64s(&half.0), &rounded(&full.0), Tol::Exact);
@@ -259,13 +208,7 @@ fn parameter_gradients_do_not_need_dx() {
     let inputs = Inputs::new(3, 9);
     let (_, want_dw, want_db) = backward::<f64>(LayerNorm, &inputs);
     let [mut dw, mut db] = [[0.0; 9]; 2];
-    let Inputs {
-        x,
-        weight,
-        dout,
-        eps,
-        ..
-    } = &inputs;
+    let Inputs { x, weight, dout, eps, .. } = &inputs;
     layer_norm_backward(None, Some(&mut dw), None, x, Some(weight), dout, 9, *eps);
     layer_norm_backward(None, None, Some(&mut db), x, Some(weight), dout, 9, *eps);
     assert_eq!((&dw[..], &db[..]), (&want_dw[..], &want_db[..]));
@@ -311,12 +254,7 @@ fn softmax_of_infinities_is_pytorchs() {
         softmax(&mut p, &x, 3);
         log_softmax(&mut log_p, &x, 3);
         assert_close(&format!("{x:?}"), &p, &want, Tol::Exact);
-        assert_close(
-            &format!("log {x:?}"),
-            &log_p.map(f64::exp),
-            &want,
-            Tol::Rel(1e-15),
-        );
+        assert_close(&format!("log {x:?}"), &log_p.map(f64::exp), &want, Tol::Rel(1e-15));
     }
 }
 
@@ -326,9 +264,7 @@ fn layer_norm_survives_a_large_mean() {
     let x: Vec<f32> = (0..64).map(|i| 1e6 + (i % 2) as f32).collect();
     let mut out = vec![0f32; 64];
     layer_norm(&mut out, &x, None, None, 64, 0.0);
-    let want: Vec<f64> = (0..64)
-        .map(|i| if i % 2 == 0 { -1.0 } else { 1.0 })
-        .collect();
+    let want: Vec<f64> = (0..64).map(|i| if i % 2 == 0 { -1.0 } else { 1.0 }).collect();
     assert_close("out", &widen(&out), &want, Tol::Rel(1e-6));
 }
 
@@ -346,11 +282,7 @@ fn pre_3_half_reductions_do_not_stall() {
         let mut p = ones.clone();
         softmax(&mut p, &ones, N);
         let p = f64s(&p);
-        assert!(
-            p.iter().all(|&p| p == 1.0 / N as f64),
-            "softmax entry {}",
-            p[0]
-        );
+        assert!(p.iter().all(|&p| p == 1.0 / N as f64), "softmax entry {}", p[0]);
         assert_close("softmax row sum", &[p.iter().sum()], &[1.0], ROW_SUM);
 
         // Ones and threes: mean 2, variance 1, so the result is -1 and 1.
@@ -375,9 +307,8 @@ fn sums_are_those_of_the_definition() {
     for (n_rows, n_cols) in [(0, 3), (1, 1), (3, 7), (5, 8), (9, 9), (2, 33), (700, 300)] {
         let x = values(5, n_rows * n_cols);
         let by_row: Vec<f64> = x.chunks(n_cols).map(|row| row.iter().sum()).collect();
-        let by_col: Vec<f64> = (0..n_cols)
-            .map(|j| (0..n_rows).map(|i| x[i * n_cols + j]).sum())
-            .collect();
+        let by_col: Vec<f64> =
+            (0..n_cols).map(|j| (0..n_rows).map(|i| x[i * n_cols + j]).sum()).collect();
         // Terms below 1 in another order: half an ulp of 2^-53 for each of at most n additions.
         let tol = Tol::Rel(n_rows.max(n_cols).max(1) as f64 * f64::EPSILON);
         let (mut rows, mut cols) = (vec![0.0; n_rows], vec![f64::NAN; n_cols]);
@@ -416,16 +347,8 @@ fn bits_do_not_depend_on_the_thread_count() {
 #[test]
 fn empty_inputs_are_allowed() {
     for op in OPS {
-        assert!(
-            everything::<f32>(op, &Inputs::new(0, 4))
-                .iter()
-                .all(|&v| v == 0.0),
-            "{op:?}"
-        );
-        assert!(
-            everything::<bf16>(op, &Inputs::new(3, 0)).is_empty(),
-            "{op:?}"
-        );
+        assert!(everything::<f32>(op, &Inputs::new(0, 4)).iter().all(|&v| v == 0.0), "{op:?}");
+        assert!(everything::<bf16>(op, &Inputs::new(3, 0)).is_empty(), "{op:?}");
     }
 }
 

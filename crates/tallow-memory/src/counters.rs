@@ -75,11 +75,7 @@ impl Counters {
         self.counting.fetch_or(1 << slot, Relaxed);
         let start_bytes = self.current_bytes();
         self.scope_peak_bytes[slot].fetch_max(start_bytes, Relaxed);
-        Scope {
-            counters: self,
-            slot,
-            start_bytes,
-        }
+        Scope { counters: self, slot, start_bytes }
     }
 
     fn claim_slot(&self) -> usize {
@@ -121,17 +117,13 @@ impl Scope<'_> {
 
     /// Bytes held now above the start; 0 when less is held now than then.
     pub fn current_bytes(&self) -> u64 {
-        self.counters
-            .current_bytes()
-            .saturating_sub(self.start_bytes)
+        self.counters.current_bytes().saturating_sub(self.start_bytes)
     }
 
     /// The most bytes held at once above the start, since the scope opened.
     pub fn peak_bytes(&self) -> u64 {
         let peak_bytes = self.counters.scope_peak_bytes[self.slot].load(Relaxed);
-        peak_bytes
-            .max(self.counters.current_bytes())
-            .saturating_sub(self.start_bytes)
+        peak_bytes.max(self.counters.current_bytes()).saturating_sub(self.start_bytes)
     }
 }
 

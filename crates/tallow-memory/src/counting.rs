@@ -23,10 +23,7 @@ pub struct CountingAllocator<A> {
 impl<A> CountingAllocator<A> {
     /// Wraps `inner`, all counts 0.
     pub const fn new(inner: A) -> Self {
-        Self {
-            inner,
-            counters: Counters::new(),
-        }
+        Self { inner, counters: Counters::new() }
     }
 
     /// Bytes held now.

@@ -24,9 +24,7 @@ pub fn resident_peak_bytes() -> Result<u64, Error> {
 
 fn status_text() -> Result<String, Error> {
     if !cfg!(target_os = "linux") {
-        return Err(Error::Unsupported {
-            os: std::env::consts::OS,
-        });
+        return Err(Error::Unsupported { os: std::env::consts::OS });
     }
     // The process may have named itself in bytes that are not UTF-8.
     let text = fs::read("/proc/self/status").map_err(|error| Error::Unreadable { error })?;
@@ -35,13 +33,8 @@ fn status_text() -> Result<String, Error> {
 
 /// The bytes of a line `field:   1234 kB`; the kernel's kB are 1024 bytes.
 fn status_field_bytes(text: &str, field: &'static str) -> Result<u64, Error> {
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    let value = value.ok_or_else(|| Error::NoField {
-        field,
-        n_lines: text.lines().count(),
-    })?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.ok_or_else(|| Error::NoField { field, n_lines: text.lines().count() })?;
     kb_to_bytes(value).ok_or_else(|| {
         let found = value.trim().chars().take(64).collect();
         Error::BadField { field, found }
@@ -72,16 +65,7 @@ mod tests {
     #[test]
     fn a_missing_field_is_named_with_the_lines_read() {
         let error = status_field_bytes("Name:\tx\nVmRSSx: 3 kB\n", "VmRSS").unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::NoField {
-                    field: "VmRSS",
-                    n_lines: 2
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::NoField { field: "VmRSS", n_lines: 2 }), "{error}");
     }
 
     #[test]
@@ -103,10 +87,7 @@ mod tests {
         for value in bad {
             let text = format!("VmRSS:\t{value}\n");
             let error = status_field_bytes(&text, "VmRSS").unwrap_err();
-            assert!(
-                matches!(error, Error::BadField { .. }),
-                "{value:?}: {error}"
-            );
+            assert!(matches!(error, Error::BadField { .. }), "{value:?}: {error}");
             assert!(error.to_string().contains(&format!("{value:?}")), "{error}");
         }
     }

@@ -29,17 +29,11 @@ fn main() {
 fn vec_growth() {
     let (scope, before) = (ALLOC.scope(), ALLOC.n_allocations());
     let mut grown: Vec<u64> = Vec::with_capacity(4);
-    assert_eq!(
-        (scope.current_bytes(), ALLOC.n_allocations() - before),
-        (32, 1)
-    );
+    assert_eq!((scope.current_bytes(), ALLOC.n_allocations() - before), (32, 1));
     grown.extend([1, 2, 3, 4]);
     grown.push(5); // doubles by `realloc`
     assert_eq!((grown.capacity(), scope.current_bytes()), (8, 64));
-    assert_eq!(
-        (scope.peak_bytes(), ALLOC.n_allocations() - before),
-        (64, 2)
-    );
+    assert_eq!((scope.peak_bytes(), ALLOC.n_allocations() - before), (64, 2));
     drop(black_box(grown));
     assert_eq!((scope.current_bytes(), scope.peak_bytes()), (0, 64));
 }
@@ -61,15 +55,8 @@ fn zeroed_and_zero_sized() {
     let zeroed = black_box(vec![0u8; 12_345]);
     assert_eq!(scope.current_bytes(), 12_345);
     drop(zeroed);
-    drop(black_box((
-        Vec::<u8>::new(),
-        Box::new(()),
-        vec![(); 1 << 40],
-    )));
-    assert_eq!(
-        (scope.current_bytes(), ALLOC.n_allocations() - before),
-        (0, 1)
-    );
+    drop(black_box((Vec::<u8>::new(), Box::new(()), vec![(); 1 << 40])));
+    assert_eq!((scope.current_bytes(), ALLOC.n_allocations() - before), (0, 1));
 }
 
 fn nested_scopes() {
@@ -80,10 +67,7 @@ fn nested_scopes() {
     for inner_bytes in [300, 100, 200] {
         let inner = ALLOC.scope();
         drop(black_box(vec![0u8; inner_bytes as usize]));
-        assert_eq!(
-            (inner.current_bytes(), inner.peak_bytes()),
-            (0, inner_bytes)
-        );
+        assert_eq!((inner.current_bytes(), inner.peak_bytes()), (0, inner_bytes));
         assert_eq!(inner.start_bytes(), outer.start_bytes() + 1000);
     }
     assert_eq!((outer.current_bytes(), outer.peak_bytes()), (1000, 6000));
@@ -138,10 +122,7 @@ fn threads_at_once() {
         }
     });
     assert_eq!((counter.current_bytes(), scope.current_bytes()), (0, 0));
-    assert_eq!(
-        counter.n_allocations() - before,
-        2 * 2000 * N_THREADS as u64
-    );
+    assert_eq!(counter.n_allocations() - before, 2 * 2000 * N_THREADS as u64);
     assert!(
         scope.peak_bytes() >= 2 * 64 * N_THREADS as u64
             && scope.peak_bytes() == counter.peak_bytes()
@@ -206,18 +187,7 @@ fn a_refused_request_is_not_counted() {
     unsafe {
         assert!(counter.alloc(layout).is_null());
         assert!(counter.alloc_zeroed(layout).is_null());
-        assert!(
-            counter
-                .realloc(std::ptr::dangling_mut(), layout, 1 << 21)
-                .is_null()
-        );
+        assert!(counter.realloc(std::ptr::dangling_mut(), layout, 1 << 21).is_null());
     }
-    assert_eq!(
-        (
-            counter.current_bytes(),
-            counter.peak_bytes(),
-            counter.n_allocations()
-        ),
-        (0, 0, 0)
-    );
+    assert_eq!((counter.current_bytes(), counter.peak_bytes(), counter.n_allocations()), (0, 0, 0));
 }

@@ -183,11 +183,8 @@ impl ConvNorm {
         conv: VarBuilder,
         norm: VarBuilder,
     ) -> Result<Self> {
-        let cfg = Conv2dConfig {
-            stride: [stride; 2],
-            padding: [kernel / 2; 2],
-            ..Conv2dConfig::UNIT
-        };
+        let cfg =
+            Conv2dConfig { stride: [stride; 2], padding: [kernel / 2; 2], ..Conv2dConfig::UNIT };
         Ok(Self {
             conv: conv2d_no_bias(channels, out, [kernel; 2], cfg, conv)?,
             norm: batch_norm2d(out, then, norm)?,

@@ -164,10 +164,9 @@ fn losses_and_norms(config: &ResNetConfig, dims: [usize; 4], dtype: DType) -> Ve
 fn bf16_stays_within_its_rounding_of_f32() {
     // bf16 keeps 8 bits. The loss is one rounding away; gradients pass some dozen roundings each way.
     const STEP: f64 = 1.0 / 256.0;
-    for (config, dims) in [
-        (ResNetConfig::digits(), [16, 1, 28, 28]),
-        (ResNetConfig::resnet18(10), [4, 3, 64, 64]),
-    ] {
+    for (config, dims) in
+        [(ResNetConfig::digits(), [16, 1, 28, 28]), (ResNetConfig::resnet18(10), [4, 3, 64, 64])]
+    {
         let want = losses_and_norms(&config, dims, DType::F32);
         let got = losses_and_norms(&config, dims, DType::BF16);
         assert_close("loss", &got[..1], &want[..1], Tol::Rel(STEP));

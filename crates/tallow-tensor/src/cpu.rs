@@ -188,12 +188,8 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
 
     /// One gradient per operand, `None` where it is not wanted or does not exist.
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>>;
+    fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg)
+    -> Result<Vec<Option<Tensor>>>;
 }
 
 /// `kernel(args)` as a node of candle's graph; `fallback()` where the operands are not on the CPU.
@@ -243,8 +239,7 @@ impl<K: Kernel> Op<K> {
     fn forward(&self, args: &[(&CpuStorage, &Layout)]) -> candle_core::Result<(CpuStorage, Shape)> {
         let args: Vec<Arg> =
             args.iter().map(|&(storage, layout)| Arg { storage, layout, wanted: false }).collect();
-        let result =
-            with_float!(K::NAME, args[0].dtype(), T => self.0.kernel.forward::<T>(&args));
+        let result = with_float!(K::NAME, args[0].dtype(), T => self.0.kernel.forward::<T>(&args));
         result.map_err(|error| {
             let message = candle_core::Error::Msg(error.to_string());
             *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -258,7 +253,8 @@ impl<K: Kernel> Op<K> {
         out: &Tensor,
         dout: &Tensor,
     ) -> candle_core::Result<Vec<Option<Tensor>>> {
-        let all: Vec<_> = args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
+        let all: Vec<_> =
+            args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
         let mut views = Vec::with_capacity(all.len());
         for (i, (storage, layout)) in all.iter().enumerate() {
             let Storage::Cpu(storage) = &**storage else {

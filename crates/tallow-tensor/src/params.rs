@@ -1,10 +1,6 @@
 //! Named parameters: seeded initial values, one sorted order, and the guard against lost gradients.
 
-use crate::{
-    Error, Result,
-    cpu::with_float,
-    ops::DropKey,
-};
+use crate::{Error, Result, cpu::with_float, ops::DropKey};
 use candle_core::{DType, Device, Shape, Tensor, Var, backprop::GradStore};
 use candle_nn::{Init, VarBuilder, init::NormalOrUniform, var_builder::SimpleBackend};
 use std::{

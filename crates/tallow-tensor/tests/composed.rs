@@ -41,10 +41,8 @@ fn operand(seed: u64, dims: &[usize], dtype: DType, layout: Layout) -> Result<(V
         (Layout::Strided, _) => stored.swap(dims.len() - 2, dims.len() - 1),
         (Layout::Offset, _) => stored[0] += 3,
     }
-    let data: Vec<f64> = values(seed, stored.iter().product())
-        .into_iter()
-        .map(|v| 2.0 * v)
-        .collect();
+    let data: Vec<f64> =
+        values(seed, stored.iter().product()).into_iter().map(|v| 2.0 * v).collect();
     let var = Var::from_tensor(&Tensor::from_vec(data, stored, &Device::Cpu)?.to_dtype(dtype)?)?;
     let view = match (layout, dims) {
         (Layout::Dense, _) => var.as_tensor().clone(),
@@ -74,9 +72,7 @@ fn run(
     let out = f(&views)?;
     let r = Tensor::from_vec(values(99, out.elem_count()), out.dims(), &Device::Cpu)?;
     let grads = (out.to_dtype(DType::F64)? * r)?.sum_all()?.backward()?;
-    let all = vars
-        .iter()
-        .map(|v| grads.get(v).cloned().expect("each operand has a gradient"));
+    let all = vars.iter().map(|v| grads.get(v).cloned().expect("each operand has a gradient"));
     Ok((out.clone(), all.collect()))
 }
 
@@ -153,47 +149,27 @@ fn activations() {
             let grads = f(&x)?.sum_all()?.backward()?;
             host(grads.get(&x).expect("a gradient"))
         };
-        assert_close(
-            what,
-            &zero(fallback).unwrap(),
-            &zero(op).unwrap(),
-            Tol::Exact,
-        );
-        let x = Tensor::new(
-            &[f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0],
-            &Device::Cpu,
-        );
+        assert_close(what, &zero(fallback).unwrap(), &zero(op).unwrap(), Tol::Exact);
+        let x = Tensor::new(&[f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0], &Device::Cpu);
         let [got, want] = [fallback, op].map(|f| host(&f(x.as_ref().unwrap()).unwrap()).unwrap());
         assert_close(what, &got, &want, Tol::Exact);
     }
-    check(
-        "add_relu",
-        &[&[4, 9], &[4, 9]],
-        &|x| ops::add_relu(&x[0], &x[1]),
-        &|x| composed::add_relu(&x[0], &x[1]),
-    );
+    check("add_relu", &[&[4, 9], &[4, 9]], &|x| ops::add_relu(&x[0], &x[1]), &|x| {
+        composed::add_relu(&x[0], &x[1])
+    });
 }
 
 #[test]
 #[should_panic(expected = "gradient 0")]
 fn half_a_gradient_is_found() {
     let half = |y: Tensor| Ok(((&y * 0.5)? + (&y * 0.5)?.detach())?);
-    check("silu", &[&[7]], &|x| ops::silu(&x[0]), &|x| {
-        half(composed::silu(&x[0])?)
-    });
+    check("silu", &[&[7]], &|x| ops::silu(&x[0]), &|x| half(composed::silu(&x[0])?));
 }
 
 #[test]
 fn convolutions() {
     // Input, weight, stride, padding, dilation, groups; after each, who computes f32 and f64.
-    type Row = (
-        [usize; 4],
-        [usize; 4],
-        [usize; 2],
-        [usize; 2],
-        [usize; 2],
-        usize,
-    );
+    type Row = ([usize; 4], [usize; 4], [usize; 2], [usize; 2], [usize; 2], usize);
     let rows: [Row; 13] = [
         ([2, 3, 7, 8], [4, 3, 3, 3], [1, 1], [1, 1], [1, 1], 1), // candle
         ([2, 3, 7, 8], [4, 3, 3, 3], [2, 2], [1, 1], [1, 1], 1), // patches
@@ -211,12 +187,7 @@ fn convolutions() {
     ];
     for row in rows {
         let (input, weight, stride, padding, dilation, groups) = row;
-        let cfg = Conv2dConfig {
-            stride,
-            padding,
-            dilation,
-            groups,
-        };
+        let cfg = Conv2dConfig { stride, padding, dilation, groups };
         let what = format!("conv2d {row:?}");
         let bias = [weight[0]];
         check(
@@ -225,12 +196,9 @@ fn convolutions() {
             &|x| ops::conv2d(&x[0], &x[1], Some(&x[2]), cfg),
             &|x| composed::conv2d(&x[0], &x[1], Some(&x[2]), cfg),
         );
-        check(
-            &what,
-            &[&input, &weight],
-            &|x| ops::conv2d(&x[0], &x[1], None, cfg),
-            &|x| composed::conv2d(&x[0], &x[1], None, cfg),
-        );
+        check(&what, &[&input, &weight], &|x| ops::conv2d(&x[0], &x[1], None, cfg), &|x| {
+            composed::conv2d(&x[0], &x[1], None, cfg)
+        });
     }
 }
 
@@ -248,18 +216,11 @@ fn pools() {
     ];
     for row in rows {
         let (input, kernel, stride, padding) = row;
-        let cfg = Pool2dConfig {
-            kernel,
-            stride,
-            padding,
-        };
+        let cfg = Pool2dConfig { kernel, stride, padding };
         let what = format!("pool2d {row:?}");
-        check(
-            &format!("max_{what}"),
-            &[&input],
-            &|x| ops::max_pool2d(&x[0], cfg),
-            &|x| composed::max_pool2d(&x[0], cfg),
-        );
+        check(&format!("max_{what}"), &[&input], &|x| ops::max_pool2d(&x[0], cfg), &|x| {
+            composed::max_pool2d(&x[0], cfg)
+        });
         // Few distinct values: every window has ties.
         let coarse = |x: &Tensor| Ok::<_, Error>((x.round()?.detach() + (x - x.detach())?)?);
         check(
@@ -276,38 +237,24 @@ fn pools() {
                 &|x| composed::avg_pool2d(&x[0], cfg, divisor),
             );
         }
-        check(
-            "global_avg_pool2d",
-            &[&input],
-            &|x| ops::global_avg_pool2d(&x[0]),
-            &|x| composed::global_avg_pool2d(&x[0]),
-        );
+        check("global_avg_pool2d", &[&input], &|x| ops::global_avg_pool2d(&x[0]), &|x| {
+            composed::global_avg_pool2d(&x[0])
+        });
     }
 }
 
 #[test]
 fn max_pool_of_nan_and_infinity() {
     let (nan, inf) = (f64::NAN, f64::NEG_INFINITY);
-    for data in [
-        [nan, 1.0, nan, 2.0, 3.0, 4.0],
-        [inf; 6],
-        [1.0, inf, inf, inf, inf, nan],
-    ] {
-        let cfg = Pool2dConfig {
-            kernel: [2, 2],
-            stride: [1, 1],
-            padding: [1, 1],
-        };
+    for data in [[nan, 1.0, nan, 2.0, 3.0, 4.0], [inf; 6], [1.0, inf, inf, inf, inf, nan]] {
+        let cfg = Pool2dConfig { kernel: [2, 2], stride: [1, 1], padding: [1, 1] };
         let run = |f: fn(&Tensor, Pool2dConfig) -> Result<Tensor>| {
             let x = Var::from_vec(data.to_vec(), (1, 1, 2, 3), &Device::Cpu)?;
             let out = f(&x, cfg)?;
             let grads = out.sum_all()?.backward()?;
             Ok::<_, Error>([host(&out)?, host(grads.get(&x).expect("a gradient"))?].concat())
         };
-        let (got, want) = (
-            run(composed::max_pool2d).unwrap(),
-            run(ops::max_pool2d).unwrap(),
-        );
+        let (got, want) = (run(composed::max_pool2d).unwrap(), run(ops::max_pool2d).unwrap());
         assert_close(&format!("max_pool2d of {data:?}"), &got, &want, Tol::Exact);
     }
 }
@@ -390,18 +337,12 @@ fn batch_norm_statistics() {
 fn softmaxes() {
     for dims in [&[1, 1][..], &[3, 5, 7], &[2, 257]] {
         let what = format!("{dims:?}");
-        check(
-            &format!("softmax {what}"),
-            &[dims],
-            &|x| ops::softmax(&x[0]),
-            &|x| composed::softmax(&x[0]),
-        );
-        check(
-            &format!("log_softmax {what}"),
-            &[dims],
-            &|x| ops::log_softmax(&x[0]),
-            &|x| composed::log_softmax(&x[0]),
-        );
+        check(&format!("softmax {what}"), &[dims], &|x| ops::softmax(&x[0]), &|x| {
+            composed::softmax(&x[0])
+        });
+        check(&format!("log_softmax {what}"), &[dims], &|x| ops::log_softmax(&x[0]), &|x| {
+            composed::log_softmax(&x[0])
+        });
     }
 }
 
@@ -431,26 +372,15 @@ fn attentions() {
 
 #[test]
 fn products() {
-    for (dims, o) in [
-        (&[3][..], 2),
-        (&[7, 5], 9),
-        (&[2, 3, 17], 1),
-        (&[1, 2, 3, 4], 33),
-    ] {
+    for (dims, o) in [(&[3][..], 2), (&[7, 5], 9), (&[2, 3, 17], 1), (&[1, 2, 3, 4], 33)] {
         let d = *dims.last().unwrap();
         let what = format!("linear {dims:?} to {o}");
-        check(
-            &what,
-            &[dims, &[o, d], &[o]],
-            &|x| ops::linear(&x[0], &x[1], Some(&x[2])),
-            &|x| composed::linear(&x[0], &x[1], Some(&x[2])),
-        );
-        check(
-            &what,
-            &[dims, &[o, d]],
-            &|x| ops::linear(&x[0], &x[1], None),
-            &|x| composed::linear(&x[0], &x[1], None),
-        );
+        check(&what, &[dims, &[o, d], &[o]], &|x| ops::linear(&x[0], &x[1], Some(&x[2])), &|x| {
+            composed::linear(&x[0], &x[1], Some(&x[2]))
+        });
+        check(&what, &[dims, &[o, d]], &|x| ops::linear(&x[0], &x[1], None), &|x| {
+            composed::linear(&x[0], &x[1], None)
+        });
     }
     let rows: [(&[usize], &[usize]); 4] = [
         (&[5, 7], &[7, 3]),
@@ -459,12 +389,9 @@ fn products() {
         (&[4, 1, 9], &[4, 9, 1]),
     ];
     for (a, b) in rows {
-        check(
-            &format!("matmul {a:?} {b:?}"),
-            &[a, b],
-            &|x| ops::matmul(&x[0], &x[1]),
-            &|x| composed::matmul(&x[0], &x[1]),
-        );
+        check(&format!("matmul {a:?} {b:?}"), &[a, b], &|x| ops::matmul(&x[0], &x[1]), &|x| {
+            composed::matmul(&x[0], &x[1])
+        });
     }
 }
 
@@ -481,25 +408,17 @@ fn losses() {
     ];
     for targets in &targets {
         for label_smoothing in [0.0, 0.1, 1.0] {
-            let cfg = &CrossEntropy {
-                ignore_index: -100,
-                label_smoothing,
-            };
+            let cfg = &CrossEntropy { ignore_index: -100, label_smoothing };
             let what = format!("cross_entropy of {targets} smoothed {label_smoothing}");
             let counted = |x: &[Tensor]| -> Result<[u64; 2]> {
                 let got = composed::cross_entropy(&x[0], targets, cfg)?.n_counted;
                 Ok([got, ops::cross_entropy(&x[0], targets, cfg)?.n_counted])
             };
-            check(
-                &what,
-                &[&[n, v]],
-                &|x| Ok(ops::cross_entropy(&x[0], targets, cfg)?.sum),
-                &|x| {
-                    let [got, want] = counted(x)?;
-                    assert_eq!(got, want, "{what}");
-                    Ok(composed::cross_entropy(&x[0], targets, cfg)?.sum)
-                },
-            );
+            check(&what, &[&[n, v]], &|x| Ok(ops::cross_entropy(&x[0], targets, cfg)?.sum), &|x| {
+                let [got, want] = counted(x)?;
+                assert_eq!(got, want, "{what}");
+                Ok(composed::cross_entropy(&x[0], targets, cfg)?.sum)
+            });
             for chunk_bytes in [0, 3 * 4 * v as u64, u64::MAX] {
                 let what = format!("linear_{what} in {chunk_bytes} bytes");
                 let ours: &dyn Fn(&[Tensor]) -> Result<Tensor> = &|x| {
@@ -523,19 +442,13 @@ fn losses() {
 fn an_ignored_row_may_hold_nan() {
     let x = Var::new(&[[1f64, 2.0], [f64::NAN, 3.0]], &Device::Cpu).unwrap();
     let targets = Tensor::new(&[0i64, 9], &Device::Cpu).unwrap();
-    let cfg = &CrossEntropy {
-        ignore_index: 9,
-        label_smoothing: 0.1,
-    };
+    let cfg = &CrossEntropy { ignore_index: 9, label_smoothing: 0.1 };
     let run = |f: fn(&Tensor, &Tensor, &CrossEntropy) -> Result<ops::Loss>| {
         let sum = f(&x, &targets, cfg)?.sum;
         let grads = sum.backward()?;
         Ok::<_, Error>([host(&sum)?, host(grads.get(&x).expect("a gradient"))?].concat())
     };
-    let (got, want) = (
-        run(composed::cross_entropy).unwrap(),
-        run(ops::cross_entropy).unwrap(),
-    );
+    let (got, want) = (run(composed::cross_entropy).unwrap(), run(ops::cross_entropy).unwrap());
     assert_close("cross_entropy", &got, &want, Tol::Rel(1e-10));
 }
 
@@ -561,12 +474,9 @@ fn ropes() {
         for style in [Rope::Half, Rope::Interleaved] {
             let what = format!("rope {style:?} {tokens} {d}");
             for dims in [&[tokens, d][..], &[2, 3, tokens, d]] {
-                check(
-                    &what,
-                    &[dims],
-                    &|x| ops::rope(&x[0], &cos, &sin, style),
-                    &|x| composed::rope(&x[0], &cos, &sin, style),
-                );
+                check(&what, &[dims], &|x| ops::rope(&x[0], &cos, &sin, style), &|x| {
+                    composed::rope(&x[0], &cos, &sin, style)
+                });
             }
         }
     }
@@ -574,29 +484,19 @@ fn ropes() {
 
 #[test]
 fn dropouts() {
-    let key = DropKey {
-        seed: 7,
-        stream: 1 << 40,
-    };
+    let key = DropKey { seed: 7, stream: 1 << 40 };
     for p in [0.0, 0.3, 0.9] {
-        check(
-            &format!("dropout {p}"),
-            &[&[3, 5, 7]],
-            &|x| ops::dropout(&x[0], p, key),
-            &|x| composed::dropout(&x[0], p, key),
-        );
+        check(&format!("dropout {p}"), &[&[3, 5, 7]], &|x| ops::dropout(&x[0], p, key), &|x| {
+            composed::dropout(&x[0], p, key)
+        });
     }
 }
 
 #[test]
 fn sums() {
     for dims in [&[1][..], &[3, 5, 7], &[33, 65]] {
-        check("sum_all", &[dims], &|x| ops::sum_all(&x[0]), &|x| {
-            composed::sum_all(&x[0])
-        });
-        check("mean_all", &[dims], &|x| ops::mean_all(&x[0]), &|x| {
-            composed::mean_all(&x[0])
-        });
+        check("sum_all", &[dims], &|x| ops::sum_all(&x[0]), &|x| composed::sum_all(&x[0]));
+        check("mean_all", &[dims], &|x| ops::mean_all(&x[0]), &|x| composed::mean_all(&x[0]));
     }
 }
 
@@ -605,37 +505,18 @@ fn refusals_are_those_of_the_operation() {
     let cpu = &Device::Cpu;
     let weight = &Tensor::zeros((3, 2), DType::F32, cpu).unwrap();
     let ids = &Tensor::new(&[1u32, 3], cpu).unwrap();
-    for refused in [
-        composed::embedding(weight, ids, None),
-        ops::embedding(weight, ids, None),
-    ] {
-        let want = EmbeddingError::Id {
-            id: 3,
-            position: 1,
-            n_ids: 3,
-        };
+    for refused in [composed::embedding(weight, ids, None), ops::embedding(weight, ids, None)] {
+        let want = EmbeddingError::Id { id: 3, position: 1, n_ids: 3 };
         assert!(matches!(refused, Err(Error::Embedding(error)) if error == want));
     }
     let key = DropKey { seed: 0, stream: 0 };
-    for refused in [
-        composed::dropout(weight, 1.0, key),
-        ops::dropout(weight, 1.0, key),
-    ] {
+    for refused in [composed::dropout(weight, 1.0, key), ops::dropout(weight, 1.0, key)] {
         let want = DropoutError::Probability { p: 1.0 };
         assert!(matches!(refused, Err(Error::Dropout(error)) if error == want));
     }
-    let smoothed = |label_smoothing| CrossEntropy {
-        ignore_index: -100,
-        label_smoothing,
-    };
-    let bad_target = LossError::Target {
-        row: 1,
-        target: -1,
-        n_classes: 2,
-    };
-    let bad_smoothing = LossError::LabelSmoothing {
-        label_smoothing: 1.5,
-    };
+    let smoothed = |label_smoothing| CrossEntropy { ignore_index: -100, label_smoothing };
+    let bad_target = LossError::Target { row: 1, target: -1, n_classes: 2 };
+    let bad_smoothing = LossError::LabelSmoothing { label_smoothing: 1.5 };
     let targets = &Tensor::new(&[1i64, -1, -100], cpu).unwrap();
     for (cfg, want) in [(smoothed(0.0), bad_target), (smoothed(1.5), bad_smoothing)] {
         for refused in [
@@ -666,21 +547,9 @@ fn refusals_are_those_of_the_operation() {
         composed::cross_entropy(weight, floats, &smoothed(0.0)),
         ops::cross_entropy(weight, floats, &smoothed(0.0)),
     ] {
-        assert!(matches!(
-            refused,
-            Err(Error::Targets {
-                dtype: DType::F32,
-                ..
-            })
-        ));
+        assert!(matches!(refused, Err(Error::Targets { dtype: DType::F32, .. })));
     }
     for refused in [composed::relu(ids), ops::relu(ids)] {
-        assert!(matches!(
-            refused,
-            Err(Error::DType {
-                dtype: DType::U32,
-                ..
-            })
-        ));
+        assert!(matches!(refused, Err(Error::DType { dtype: DType::U32, .. })));
     }
 }

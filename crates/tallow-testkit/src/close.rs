@@ -26,18 +26,12 @@ pub fn assert_close(what: &str, got: &[f64], want: &[f64], tol: Tol) {
     assert!(n_got == n_want, "{what}: {n_got} values, wanted {n_want}");
     let (error_of, limit, unit): (&dyn Fn(f64, f64) -> f64, f64, &str) = match tol {
         Tol::Exact => (&|got, want| (got - want).abs(), 0.0, "absolute"),
-        Tol::Ulps(n_ulps) => (
-            &|got, want| (got - want).abs() / ulp(want),
-            f64::from(n_ulps),
-            "ulps",
-        ),
+        Tol::Ulps(n_ulps) => {
+            (&|got, want| (got - want).abs() / ulp(want), f64::from(n_ulps), "ulps")
+        }
         Tol::Rel(rel) => {
             let scale = scale(want);
-            (
-                &move |got, want| relative(got, want, scale),
-                rel,
-                "relative to the largest wanted",
-            )
+            (&move |got, want| relative(got, want, scale), rel, "relative to the largest wanted")
         }
     };
     let Some((i, error)) = worst(got, want, error_of) else {
@@ -79,9 +73,7 @@ fn worst(got: &[f64], want: &[f64], error_of: &dyn Fn(f64, f64) -> f64) -> Optio
 }
 
 fn scale(want: &[f64]) -> f64 {
-    want.iter()
-        .filter(|w| w.is_finite())
-        .fold(0.0, |scale, w| w.abs().max(scale))
+    want.iter().filter(|w| w.is_finite()).fold(0.0, |scale, w| w.abs().max(scale))
 }
 
 /// An all-zero `want` has scale 0, and then any difference is infinite.
@@ -103,9 +95,7 @@ mod tests {
     /// The panic message of `assert_close`, or nothing where it accepts.
     fn verdict(got: &[f64], want: &[f64], tol: Tol) -> Option<String> {
         let caught = std::panic::catch_unwind(|| assert_close("x", got, want, tol));
-        caught
-            .err()
-            .map(|message| *message.downcast::<String>().unwrap())
+        caught.err().map(|message| *message.downcast::<String>().unwrap())
     }
 
     const TOLERANCES: [Tol; 3] = [Tol::Exact, Tol::Ulps(4), Tol::Rel(1e-6)];
@@ -119,20 +109,12 @@ mod tests {
             (&[1.0 + 2.0 * eps], &[1.0], Tol::Ulps(2)),
             (&[-4.0 - 8.0 * eps], &[-4.0], Tol::Ulps(2)),
             (&[2f64.powi(-149)], &[0.0], Tol::Ulps(1)),
-            (
-                &[f64::from(f32::MAX)],
-                &[f64::from(f32::MAX.next_down())],
-                Tol::Ulps(1),
-            ),
+            (&[f64::from(f32::MAX)], &[f64::from(f32::MAX.next_down())], Tol::Ulps(1)),
             // The entry near zero is judged against the 10.0 beside it.
             (&[1e-6, 10.0], &[0.0, 10.0], Tol::Rel(1e-7)),
             (&[0.0, 0.0], &[0.0, 0.0], Tol::Rel(0.0)),
             // An infinity does not become the scale.
-            (
-                &[f64::INFINITY, 1.0],
-                &[f64::INFINITY, 1.0 + 1e-9],
-                Tol::Rel(1e-8),
-            ),
+            (&[f64::INFINITY, 1.0], &[f64::INFINITY, 1.0 + 1e-9], Tol::Rel(1e-8)),
         ];
         for (got, want, tol) in rows {
             assert_eq!(verdict(got, want, tol), None, "{got:?} {want:?}");
@@ -150,17 +132,10 @@ mod tests {
             (&[2f64.powi(-148)], &[0.0], Tol::Ulps(1)),
             (&[1.1e-6, 10.0], &[0.0, 10.0], Tol::Rel(1e-7)),
             (&[1e-30], &[0.0], Tol::Rel(1.0)),
-            (
-                &[f64::INFINITY, 1.0],
-                &[f64::INFINITY, 1.0 + 1e-7],
-                Tol::Rel(1e-8),
-            ),
+            (&[f64::INFINITY, 1.0], &[f64::INFINITY, 1.0 + 1e-7], Tol::Rel(1e-8)),
         ];
         for (got, want, tol) in rows {
-            assert!(
-                verdict(got, want, tol).is_some(),
-                "{got:?} {want:?} {tol:?}"
-            );
+            assert!(verdict(got, want, tol).is_some(), "{got:?} {want:?} {tol:?}");
         }
     }
 
@@ -189,10 +164,7 @@ mod tests {
     #[test]
     fn the_message_names_the_worst_entry() {
         let message = verdict(&[1.25, 2.5, 2.0], &[1.0, 2.0, 2.0], Tol::Rel(0.125)).unwrap();
-        assert!(
-            message.starts_with("x[1]: got 2.5, wanted 2.0: error 2.5"),
-            "{message}"
-        );
+        assert!(message.starts_with("x[1]: got 2.5, wanted 2.0: error 2.5"), "{message}");
         assert!(
             message.contains("relative") && message.ends_with("allowed Rel(0.125)"),
             "{message}"

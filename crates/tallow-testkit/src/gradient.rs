@@ -26,23 +26,9 @@ mod tests {
     #[test]
     fn gradient_of_a_cubic() {
         let x = values(3, 9);
-        let f = |x: &[f64]| {
-            x.iter()
-                .enumerate()
-                .map(|(i, x)| i as f64 * x.powi(3))
-                .sum()
-        };
-        let want: Vec<f64> = x
-            .iter()
-            .enumerate()
-            .map(|(i, x)| 3.0 * i as f64 * x * x)
-            .collect();
+        let f = |x: &[f64]| x.iter().enumerate().map(|(i, x)| i as f64 * x.powi(3)).sum();
+        let want: Vec<f64> = x.iter().enumerate().map(|(i, x)| 3.0 * i as f64 * x * x).collect();
         // h^2 f'''/6 = 8e-10 and eps f/h = 1e-10 against a largest entry near 10.
-        assert_close(
-            "cubic",
-            &central_difference(f, &x, 1e-5),
-            &want,
-            Tol::Rel(1e-9),
-        );
+        assert_close("cubic", &central_difference(f, &x, 1e-5), &want, Tol::Rel(1e-9));
     }
 }

@@ -19,10 +19,7 @@ pub fn values_f32(seed: u64, n: usize) -> Vec<f32> {
 
 /// [`values`] rounded to bf16, where the ends of [-1, 1] can occur.
 pub fn values_bf16(seed: u64, n: usize) -> Vec<bf16> {
-    values_f32(seed, n)
-        .into_iter()
-        .map(bf16::from_f32)
-        .collect()
+    values_f32(seed, n).into_iter().map(bf16::from_f32).collect()
 }
 
 /// The bit patterns, for "changes nothing" tests: tells `0.0` from `-0.0` and NaN from NaN.
@@ -54,11 +51,7 @@ mod tests {
         let got = [0; 3].map(|_| split_mix(&mut state));
         assert_eq!(
             got,
-            [
-                6_457_827_717_110_365_317,
-                3_203_168_211_198_807_973,
-                9_817_491_932_198_370_423
-            ]
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
     }
 
@@ -78,17 +71,9 @@ mod tests {
         assert_eq!(values(1, 5), values(1, 9)[..5]);
         assert!(values(1, 9).iter().zip(values(2, 9)).all(|(a, b)| *a != b));
         assert_eq!(widen(&values_f32(1, 9)), values(1, 9));
-        let rounded: Vec<f32> = values_f32(1, 9)
-            .iter()
-            .map(|x| bf16::from_f32(*x).to_f32())
-            .collect();
-        assert_eq!(
-            values_bf16(1, 9)
-                .iter()
-                .map(|x| x.to_f32())
-                .collect::<Vec<_>>(),
-            rounded
-        );
+        let rounded: Vec<f32> =
+            values_f32(1, 9).iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
+        assert_eq!(values_bf16(1, 9).iter().map(|x| x.to_f32()).collect::<Vec<_>>(), rounded);
     }
 
     #[test]

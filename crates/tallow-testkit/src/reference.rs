@@ -43,10 +43,7 @@ impl Reference {
     pub fn load() -> Reference {
         let rows: Vec<Value> = serde_json::from_str(CASES).expect("ops.json is a list");
         let tensors = SafeTensors::deserialize(TENSORS).expect("ops.safetensors is well formed");
-        Reference {
-            cases: rows.into_iter().map(Case::from_row).collect(),
-            tensors,
-        }
+        Reference { cases: rows.into_iter().map(Case::from_row).collect(), tensors }
     }
 
     /// The cases of `op`, in the order of the file.
@@ -55,12 +52,7 @@ impl Reference {
     /// If there are none: a misspelt op must not make a test pass.
     #[track_caller]
     pub fn cases(&self, op: &str) -> Vec<Case> {
-        let cases: Vec<Case> = self
-            .cases
-            .iter()
-            .filter(|case| case.op == op)
-            .cloned()
-            .collect();
+        let cases: Vec<Case> = self.cases.iter().filter(|case| case.op == op).cloned().collect();
         assert!(!cases.is_empty(), "the reference has no case of op `{op}`");
         cases
     }
@@ -72,17 +64,8 @@ impl Reference {
     #[track_caller]
     pub fn values(&self, name: &str) -> Values {
         let view = self.view(name, Dtype::F32);
-        let data = view
-            .data()
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b))
-            .collect();
-        Values {
-            shape: view.shape().to_vec(),
-            data,
-        }
+        let data = view.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        Values { shape: view.shape().to_vec(), data }
     }
 
     /// Shape and values of the i64 tensor `name`, such as `embedding.in.ids`.
@@ -92,13 +75,7 @@ impl Reference {
     #[track_caller]
     pub fn ids(&self, name: &str) -> (Vec<usize>, Vec<i64>) {
         let view = self.view(name, Dtype::I64);
-        let ids = view
-            .data()
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| i64::from_le_bytes(*b))
-            .collect();
+        let ids = view.data().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect();
         (view.shape().to_vec(), ids)
     }
 
@@ -127,11 +104,7 @@ impl Reference {
         let Ok(view) = self.tensors.tensor(name) else {
             panic!("the reference has no tensor `{name}`");
         };
-        assert_eq!(
-            view.dtype(),
-            dtype,
-            "the dtype of reference tensor `{name}`"
-        );
+        assert_eq!(view.dtype(), dtype, "the dtype of reference tensor `{name}`");
         view
     }
 }
@@ -155,9 +128,7 @@ impl Case {
     /// If it is missing or is not one.
     #[track_caller]
     pub fn f64(&self, key: &str) -> f64 {
-        let Some(value) = self.attrs[key].as_f64() else {
-            self.lacks(key, "a number")
-        };
+        let Some(value) = self.attrs[key].as_f64() else { self.lacks(key, "a number") };
         value
     }
 
@@ -167,18 +138,13 @@ impl Case {
     /// If it is missing or is not one.
     #[track_caller]
     pub fn bool(&self, key: &str) -> bool {
-        let Some(value) = self.attrs[key].as_bool() else {
-            self.lacks(key, "a truth value")
-        };
+        let Some(value) = self.attrs[key].as_bool() else { self.lacks(key, "a truth value") };
         value
     }
 
     #[track_caller]
     fn lacks(&self, key: &str, kind: &str) -> ! {
-        panic!(
-            "case `{}`: attribute `{key}` is {}, not {kind}",
-            self.name, self.attrs[key]
-        );
+        panic!("case `{}`: attribute `{key}` is {}, not {kind}", self.name, self.attrs[key]);
     }
 
     fn from_row(mut attrs: Value) -> Case {
@@ -187,11 +153,7 @@ impl Case {
             Some(Value::String(text)) => text,
             other => panic!("a case's `{key}` is {other:?}"),
         };
-        Case {
-            name: take("name"),
-            op: take("op"),
-            attrs,
-        }
+        Case { name: take("name"), op: take("op"), attrs }
     }
 }
 
@@ -232,9 +194,7 @@ mod tests {
             }
             assert_eq!(shape("out"), shape("dout"), "{name}");
             let inputs: Vec<&str> = reference.tensors.names().into_iter().collect();
-            let inputs = inputs
-                .iter()
-                .filter_map(|t| t.strip_prefix(&format!("{name}.in.")));
+            let inputs = inputs.iter().filter_map(|t| t.strip_prefix(&format!("{name}.in.")));
             assert!(inputs.clone().count() > 0, "{name}");
             for input in inputs.filter(|input| !["ids", "target"].contains(input)) {
                 assert_eq!(
@@ -257,13 +217,7 @@ mod tests {
         let reference = Reference::load();
         for tensor in reference.tensors.names() {
             let owner = tensor.split('.').next();
-            assert!(
-                reference
-                    .cases
-                    .iter()
-                    .any(|case| Some(&*case.name) == owner),
-                "{tensor}"
-            );
+            assert!(reference.cases.iter().any(|case| Some(&*case.name) == owner), "{tensor}");
         }
     }
 
@@ -271,18 +225,12 @@ mod tests {
     fn attributes_and_shapes_are_those_of_the_file() {
         let reference = Reference::load();
         let case = &reference.cases("conv2d")[1];
-        assert_eq!(
-            (&*case.name, case.usize("stride"), case.usize("groups")),
-            ("conv2d_1", 2, 1)
-        );
+        assert_eq!((&*case.name, case.usize("stride"), case.usize("groups")), ("conv2d_1", 2, 1));
         assert_eq!(case.attrs.get("name"), None);
         assert_eq!(reference.cases("layer_norm")[0].f64("eps"), 1e-5);
         assert!(!reference.cases("scaled_dot_product_attention")[2].bool("causal"));
         assert_eq!(reference.values("conv2d_0.in.x").shape, [2, 3, 7, 8]);
-        assert_eq!(
-            reference.values("cross_entropy_0.out").shape,
-            [] as [usize; 0]
-        );
+        assert_eq!(reference.values("cross_entropy_0.out").shape, [] as [usize; 0]);
         assert_eq!(reference.values("cross_entropy_0.out").data.len(), 1);
         assert_eq!(reference.ids("embedding.in.ids").0, [2, 3]);
         assert!(reference.has("relu.out") && !reference.has("relu"));
@@ -298,14 +246,8 @@ mod tests {
     #[test]
     fn the_other_files_load() {
         let reference = Reference::load();
-        assert_eq!(
-            reference.loss_scale()["trace"].as_array().unwrap().len(),
-            40
-        );
-        assert_eq!(
-            reference.resnet50()["grad_l2"].as_object().unwrap().len(),
-            161
-        );
+        assert_eq!(reference.loss_scale()["trace"].as_array().unwrap().len(), 40);
+        assert_eq!(reference.resnet50()["grad_l2"].as_object().unwrap().len(), 161);
     }
 
     #[test]

@@ -102,8 +102,7 @@ pub fn fit<M: ModuleT>(
     let (mut training, mut n_samples, mut last) = (Duration::ZERO, 0, None);
     for epoch in 0..plan.epochs {
         let order = Order::Shuffled { seed: plan.seed, epoch };
-        let mut batches =
-            plan.train.batches(plan.batch, order, Tail::Keep, plan.pixels.clone())?;
+        let mut batches = plan.train.batches(plan.batch, order, Tail::Keep, plan.pixels.clone())?;
         while trainer.n_updates() < plan.n_updates() {
             let start = Instant::now();
             let Some(batch) = batches.next() else { break };

@@ -67,7 +67,9 @@ pub enum SplitError {
         derived: usize,
     },
     /// A product beyond what a computer can count.
-    #[error("micro_batch {micro_batch} times accumulate {accumulate} times {ranks} ranks overflows")]
+    #[error(
+        "micro_batch {micro_batch} times accumulate {accumulate} times {ranks} ranks overflows"
+    )]
     Overflow {
         /// Samples of a micro-batch.
         micro_batch: usize,
@@ -160,8 +162,8 @@ impl BatchSplit {
     /// once, in order.
     pub fn pieces(&self, n_samples: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let micro_batch = self.micro_batch;
-        (0..n_samples).step_by(micro_batch).map(move |start| {
-            start..(start + micro_batch).min(n_samples)
-        })
+        (0..n_samples)
+            .step_by(micro_batch)
+            .map(move |start| start..(start + micro_batch).min(n_samples))
     }
 }

@@ -80,7 +80,9 @@ impl Schedule {
         match self {
             Schedule::Constant => 1.0,
             Schedule::Linear { n_updates } => 1.0 - done(n_updates),
-            Schedule::Cosine { n_updates } => 0.5 * (1.0 + (std::f64::consts::PI * done(n_updates)).cos()),
+            Schedule::Cosine { n_updates } => {
+                0.5 * (1.0 + (std::f64::consts::PI * done(n_updates)).cos())
+            }
         }
     }
 }

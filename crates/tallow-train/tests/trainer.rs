@@ -4,9 +4,7 @@ use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
 use tallow_data::{Batch, ImageSet, Order, Pixels, Tail};
 use tallow_tensor::{Params, layers};
 use tallow_testkit::{Tol, assert_close, values};
-use tallow_train::{
-    AdamW, BatchSplit, Epochs, Error, Event, Recipe, Schedule, Trainer, fit,
-};
+use tallow_train::{AdamW, BatchSplit, Epochs, Error, Event, Recipe, Schedule, Trainer, fit};
 
 /// Flattens and multiplies: small enough to reason about.
 struct Flat(layers::Linear);
@@ -144,9 +142,12 @@ fn plan(epochs: u64, batch: usize, max_updates: Option<u64>) -> Epochs {
 #[test]
 fn fit_makes_exactly_the_updates_it_announced() {
     // 18 images in batches of 4 are 5 updates an epoch, the last of 2 images.
-    for (epochs, max_updates, n_updates, n_samples, n_evaluations) in
-        [(2, None, 10, 36, 2), (3, Some(7), 7, 26, 2), (1, Some(99), 5, 18, 1), (2, Some(5), 5, 18, 1)]
-    {
+    for (epochs, max_updates, n_updates, n_samples, n_evaluations) in [
+        (2, None, 10, 36, 2),
+        (3, Some(7), 7, 26, 2),
+        (1, Some(99), 5, 18, 1),
+        (2, Some(5), 5, 18, 1),
+    ] {
         let plan = plan(epochs, 4, max_updates);
         assert_eq!(plan.n_updates(), n_updates);
         let (model, params) = flat(1, DType::F64);

@@ -37,12 +37,7 @@ impl Tiles {
         let max_elems = usize::try_from(chunk_bytes / size_of::<R>() as u64).unwrap_or(usize::MAX);
         let tile_classes = n_classes.min(TILE_CLASSES).min(max_elems).max(1);
         let tile_rows = n_rows.min(max_elems / tile_classes).max(1);
-        Self {
-            n_rows,
-            n_classes,
-            tile_rows,
-            tile_classes,
-        }
+        Self { n_rows, n_classes, tile_rows, tile_classes }
     }
 
     fn rows(self) -> impl Iterator<Item = Range<usize>> {
@@ -52,11 +47,7 @@ impl Tiles {
     /// Bytes of a tile of logits, and of the widened operands that made it.
     fn bytes<T: Element>(self, n_features: u64) -> u64 {
         let (tile_rows, tile_classes) = (self.tile_rows as u64, self.tile_classes as u64);
-        let widened = if is_own_acc::<T>() {
-            0
-        } else {
-            (tile_rows + tile_classes) * n_features
-        };
+        let widened = if is_own_acc::<T>() { 0 } else { (tile_rows + tile_classes) * n_features };
         (tile_rows * tile_classes + widened) * size_of::<T::Acc>() as u64
     }
 
@@ -67,9 +58,7 @@ impl Tiles {
 
 /// `0..n` in ranges of `step`.
 fn cuts(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n)
-        .step_by(step)
-        .map(move |start| start..n.min(start + step))
+    (0..n).step_by(step).map(move |start| start..n.min(start + step))
 }
 
 /// The linear layer whose logits the loss is of: `logits = x weight^T + bias`.
@@ -145,15 +134,7 @@ pub fn linear_cross_entropy<T: Element>(
             let tile = &mut logits[..rows.len() * classes.len()];
             linear.logits(tile, x, w, classes.start);
             let (online, targets) = (&mut online[rows.clone()], &targets[rows]);
-            absorb_rows(
-                online,
-                tile,
-                targets,
-                classes.start,
-                classes.len(),
-                n_classes,
-                config,
-            );
+            absorb_rows(online, tile, targets, classes.start, classes.len(), n_classes, config);
         }
     }
     Ok(config.sums(lse, targets, &online, n_classes))
@@ -199,9 +180,7 @@ pub fn linear_cross_entropy_backward<T: Element>(
         let weights = classes.start * d..classes.end * d;
         let w = widened(&linear.weight[weights.clone()], &mut w_wide);
         let w = Mat::new(w, classes.len(), d);
-        let mut dw = dweight
-            .as_deref_mut()
-            .map(|dw| GradSum::new(&mut dw[weights]));
+        let mut dw = dweight.as_deref_mut().map(|dw| GradSum::new(&mut dw[weights]));
         let mut db = dbias.as_ref().map(|_| vec![0.0f64; classes.len()]);
         for rows in tiles.rows() {
             let x_rows = rows.start * d..rows.end * d;
@@ -255,10 +234,7 @@ impl<'a, T: Element> GradSum<'a, T> {
     fn new(dst: &'a mut [T]) -> Self {
         dst.fill(T::default());
         let n_wide = if is_own_acc::<T>() { 0 } else { dst.len() };
-        Self {
-            dst,
-            wide: vec![T::Acc::of(0.0); n_wide],
-        }
+        Self { dst, wide: vec![T::Acc::of(0.0); n_wide] }
     }
 
     fn acc(&mut self) -> &mut [T::Acc] {
@@ -305,10 +281,6 @@ pub fn linear_cross_entropy_backward_scratch_bytes<T: Element>(
     let (tile_rows, tile_classes) = (tiles.tile_rows as u64, tiles.tile_classes as u64);
     let sums = 2 * tile_classes * size_of::<f64>() as u64;
     let sums = sums + sum_cols_scratch_bytes(tile_rows, tile_classes);
-    let grads = if is_own_acc::<T>() {
-        0
-    } else {
-        (n_rows + tile_classes) * n_features
-    };
+    let grads = if is_own_acc::<T>() { 0 } else { (n_rows + tile_classes) * n_features };
     tiles.bytes::<T>(n_features) + sums + grads * size_of::<T::Acc>() as u64
 }

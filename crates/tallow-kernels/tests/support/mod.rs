@@ -18,11 +18,7 @@ pub(crate) fn same_on_any_thread_count<R: PartialEq + std::fmt::Debug + Send>(
     f: impl Fn() -> R + Sync,
 ) {
     let on = |n: usize| {
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(n)
-            .build()
-            .expect("a pool")
-            .install(&f)
+        rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("a pool").install(&f)
     };
     let one = on(1);
     for n in [2, 5] {

@@ -22,11 +22,7 @@ struct Axis {
 impl Axis {
     fn of_pool(x: &Tensor, cfg: Pool2dConfig) -> Result<[Self; 2]> {
         let (_, _, h, w) = x.dims4()?;
-        let Pool2dConfig {
-            kernel,
-            stride,
-            padding,
-        } = cfg;
+        let Pool2dConfig { kernel, stride, padding } = cfg;
         Ok([0, 1].map(|i| Self {
             input: [h, w][i],
             kernel: kernel[i],
@@ -52,9 +48,7 @@ impl Axis {
 
     /// Where tap `r` of each window lies in the padded input.
     fn padded_tap(&self, r: usize) -> impl Iterator<Item = usize> {
-        let &Self {
-            stride, dilation, ..
-        } = self;
+        let &Self { stride, dilation, .. } = self;
         (0..self.output()).map(move |p| p * stride + r * dilation)
     }
 
@@ -62,8 +56,7 @@ impl Axis {
     /// pooling window holds too.
     fn nearest_tap(&self, r: usize) -> impl Iterator<Item = usize> {
         let &Self { padding, input, .. } = self;
-        self.padded_tap(r)
-            .map(move |y| y.saturating_sub(padding).min(input - 1))
+        self.padded_tap(r).map(move |y| y.saturating_sub(padding).min(input - 1))
     }
 }
 
@@ -92,17 +85,8 @@ pub fn conv2d(
         dilation: cfg.dilation[i],
     });
     let out = if candle_is_right(x.dtype(), &axes) {
-        let [
-            Axis {
-                padding,
-                stride,
-                dilation,
-                ..
-            },
-            _,
-        ] = axes;
-        x.contiguous()?
-            .conv2d(&weight.contiguous()?, padding, stride, dilation, cfg.groups)?
+        let [Axis { padding, stride, dilation, .. }, _] = axes;
+        x.contiguous()?.conv2d(&weight.contiguous()?, padding, stride, dilation, cfg.groups)?
     } else {
         product_with_patches(x, weight, &axes, cfg.groups)?
     };
@@ -110,9 +94,7 @@ pub fn conv2d(
         None => Ok(out),
         Some(bias) => {
             let bias = widen("conv2d", bias)?.reshape((1, (), 1, 1))?;
-            Ok(widen("conv2d", &out)?
-                .broadcast_add(&bias)?
-                .to_dtype(x.dtype())?)
+            Ok(widen("conv2d", &out)?.broadcast_add(&bias)?.to_dtype(x.dtype())?)
         }
     }
 }
@@ -154,14 +136,8 @@ fn product_with_patches(
     }
     let patches = Tensor::cat(&taps, 1)?.to_dtype(x.dtype())?;
     let weight =
-        weight
-            .permute((0, 2, 3, 1))?
-            .reshape((groups, o / groups, r * s * c_per_group))?;
-    Ok(weight
-        .matmul(&patches)?
-        .reshape((o, n, p, q))?
-        .transpose(0, 1)?
-        .contiguous()?)
+        weight.permute((0, 2, 3, 1))?.reshape((groups, o / groups, r * s * c_per_group))?;
+    Ok(weight.matmul(&patches)?.reshape((o, n, p, q))?.transpose(0, 1)?.contiguous()?)
 }
 
 /// As [`ops::max_pool2d`](crate::ops::max_pool2d).
@@ -204,16 +180,13 @@ pub fn avg_pool2d(x: &Tensor, cfg: Pool2dConfig, divisor: Divisor) -> Result<Ten
         }
         let inside = |first: usize| {
             let taps = first..first + axis.kernel;
-            taps.filter(|y| (axis.padding..axis.padding + axis.input).contains(y))
-                .count()
+            taps.filter(|y| (axis.padding..axis.padding + axis.input).contains(y)).count()
         };
         let n: Vec<f64> = match divisor {
             Divisor::Window => vec![axis.kernel as f64; axis.output()],
             Divisor::Inside => axis.padded_tap(0).map(|y| inside(y) as f64).collect(),
         };
-        let n = Tensor::new(n, &Device::Cpu)?
-            .to_dtype(out.dtype())?
-            .to_device(x.device())?;
+        let n = Tensor::new(n, &Device::Cpu)?.to_dtype(out.dtype())?.to_device(x.device())?;
         out = sum.broadcast_div(&if dim == 2 { n.unsqueeze(1)? } else { n })?;
     }
     Ok(out.to_dtype(x.dtype())?)

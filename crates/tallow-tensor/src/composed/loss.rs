@@ -18,10 +18,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> R
     let targets = host_targets(op, logits, targets)?;
     let rows = Rows::checked(targets, logits.dim(1)?, cfg)?;
     let sum = rows.loss_sum(&widen(op, logits)?, 0, cfg)?;
-    Ok(Loss {
-        sum,
-        n_counted: rows.n_counted(),
-    })
+    Ok(Loss { sum, n_counted: rows.n_counted() })
 }
 
 /// As [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy), but while a graph is
@@ -43,9 +40,7 @@ pub fn linear_cross_entropy(
     let (x, weight_t) = (widen(op, x)?, widen(op, weight)?.t()?);
     let bias = bias.map(|b| widen(op, b)).transpose()?;
     let row_bytes = (n_classes * x.dtype().size_in_bytes()).max(1) as u64;
-    let chunk_rows = usize::try_from(chunk_bytes / row_bytes)
-        .unwrap_or(usize::MAX)
-        .max(1);
+    let chunk_rows = usize::try_from(chunk_bytes / row_bytes).unwrap_or(usize::MAX).max(1);
     let mut sum = Tensor::zeros((), x.dtype(), x.device())?;
     for first in (0..n_rows).step_by(chunk_rows) {
         let x = x.narrow(0, first, chunk_rows.min(n_rows - first))?;
@@ -55,10 +50,7 @@ pub fn linear_cross_entropy(
         }
         sum = (sum + rows.loss_sum(&logits, first, cfg)?)?;
     }
-    Ok(Loss {
-        sum,
-        n_counted: rows.n_counted(),
-    })
+    Ok(Loss { sum, n_counted: rows.n_counted() })
 }
 
 /// What the targets say of each row.
@@ -70,19 +62,12 @@ struct Rows {
 }
 
 impl Rows {
-    fn checked(
-        targets: Vec<i64>,
-        n_classes: usize,
-        cfg: &CrossEntropy,
-    ) -> Result<Self> {
+    fn checked(targets: Vec<i64>, n_classes: usize, cfg: &CrossEntropy) -> Result<Self> {
         let label_smoothing = cfg.label_smoothing;
         if !(0.0..=1.0).contains(&label_smoothing) {
             return Err(LossError::LabelSmoothing { label_smoothing }.into());
         }
-        let mut rows = Self {
-            class: vec![0; targets.len()],
-            counted: vec![0; targets.len()],
-        };
+        let mut rows = Self { class: vec![0; targets.len()], counted: vec![0; targets.len()] };
         for (row, target) in targets.into_iter().enumerate() {
             if target == cfg.ignore_index {
                 continue;
@@ -90,12 +75,7 @@ impl Rows {
             match u32::try_from(target) {
                 Ok(class) if (class as usize) < n_classes => rows.class[row] = class,
                 _ => {
-                    return Err(LossError::Target {
-                        row,
-                        target,
-                        n_classes,
-                    }
-                    .into());
+                    return Err(LossError::Target { row, target, n_classes }.into());
                 }
             }
             rows.counted[row] = 1;

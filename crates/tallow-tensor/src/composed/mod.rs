@@ -36,9 +36,6 @@ fn widen(op: &'static str, x: &Tensor) -> Result<Tensor> {
 /// with a mask would let NaN through.
 fn keep_where(keep: &Tensor, x: &Tensor, other: f64) -> candle_core::Result<Tensor> {
     // Made on the host: not every device has f64.
-    let other = Tensor::new(other, &Device::Cpu)?
-        .to_dtype(x.dtype())?
-        .to_device(x.device())?;
-    keep.broadcast_as(x.dims())?
-        .where_cond(x, &other.broadcast_as(x.dims())?)
+    let other = Tensor::new(other, &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?;
+    keep.broadcast_as(x.dims())?.where_cond(x, &other.broadcast_as(x.dims())?)
 }

@@ -24,16 +24,9 @@ pub fn batch_norm2d(
     let centred = x_ncm.broadcast_sub(&mean)?;
     let var = centred.sqr()?.mean_keepdim((0, 2))?;
     let out = centred.broadcast_div(&(&var + eps)?.sqrt()?)?;
-    let host = |t: Tensor| {
-        t.flatten_all()?
-            .to_device(&Device::Cpu)?
-            .to_dtype(DType::F64)?
-            .to_vec1()
-    };
-    let stats = ChannelStats {
-        mean: host(mean)?,
-        var: host(var)?,
-    };
+    let host =
+        |t: Tensor| t.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1();
+    let stats = ChannelStats { mean: host(mean)?, var: host(var)? };
     Ok((finish(&out, x, weight, bias, then)?, stats))
 }
 
@@ -56,13 +49,7 @@ pub fn batch_norm2d_given(
     };
     let std = stats.var.iter().map(|var| (var + eps).sqrt()).collect();
     let centred = x_ncm.broadcast_sub(&channels(stats.mean.clone())?)?;
-    finish(
-        &centred.broadcast_div(&channels(std)?)?,
-        x,
-        weight,
-        bias,
-        then,
-    )
+    finish(&centred.broadcast_div(&channels(std)?)?, x, weight, bias, then)
 }
 
 /// `[N, C, ...]` → `[N, C, M]`, widened.
@@ -80,11 +67,7 @@ fn finish(
     then: Then,
 ) -> Result<Tensor> {
     let out = affine(normed, weight, bias, |t| t.unsqueeze(1))?;
-    let out = if then == Then::Relu {
-        wide_relu(&out)?
-    } else {
-        out
-    };
+    let out = if then == Then::Relu { wide_relu(&out)? } else { out };
     Ok(out.reshape(x.dims())?.to_dtype(x.dtype())?)
 }
 

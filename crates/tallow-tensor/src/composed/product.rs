@@ -63,17 +63,11 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask, scale: f64) -> 
     let scores = scaled(&widen("attention", &q.matmul(&k.t()?)?)?, scale)?;
     let mut scores = scores.reshape((b, h, n_seeing, kv_tokens))?;
     if mask == Mask::Causal {
-        scores = keep_where(
-            &causal(n_seeing, kv_tokens, q.device())?,
-            &scores,
-            f64::NEG_INFINITY,
-        )?;
+        scores = keep_where(&causal(n_seeing, kv_tokens, q.device())?, &scores, f64::NEG_INFINITY)?;
     }
     let p = wide_softmax(&scores)?.to_dtype(q.dtype())?;
     let out = p.reshape((b, g, h / g * n_seeing, kv_tokens))?.matmul(&v)?;
-    Ok(out
-        .reshape((b, h, n_seeing, d))?
-        .pad_with_zeros(2, q_tokens - n_seeing, 0)?)
+    Ok(out.reshape((b, h, n_seeing, d))?.pad_with_zeros(2, q_tokens - n_seeing, 0)?)
 }
 
 /// `x * factor`. Candle cuts the graph at a constant factor of 0.
@@ -87,8 +81,6 @@ fn scaled(x: &Tensor, factor: f64) -> candle_core::Result<Tensor> {
 /// 1 where query `i` sees key `j`, `[Tq, Tk]`.
 fn causal(q_tokens: usize, kv_tokens: usize, device: &Device) -> candle_core::Result<Tensor> {
     let sees = |i: usize, j: usize| u8::from(j <= i + kv_tokens - q_tokens);
-    let mask = (0..q_tokens)
-        .flat_map(|i| (0..kv_tokens).map(move |j| sees(i, j)))
-        .collect();
+    let mask = (0..q_tokens).flat_map(|i| (0..kv_tokens).map(move |j| sees(i, j))).collect();
     Tensor::from_vec(mask, (q_tokens, kv_tokens), device)
 }

@@ -41,12 +41,7 @@ pub fn embedding(weight: &Tensor, ids: &Tensor, padding: Option<u32>) -> Result<
     let flat = ids.flatten_all()?.contiguous()?;
     let host = flat.to_vec1::<u32>()?;
     if let Some(position) = host.iter().position(|&id| id as usize >= n_ids) {
-        return Err(EmbeddingError::Id {
-            id: host[position],
-            position,
-            n_ids,
-        }
-        .into());
+        return Err(EmbeddingError::Id { id: host[position], position, n_ids }.into());
     }
     let mut out = widen("embedding", weight)?.index_select(&flat, 0)?;
     if let Some(padding) = padding {
@@ -67,10 +62,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: Rope) -> Result<Tenso
     let [cos, sin] = [cos, sin].map(|t| t.detach().to_dtype(wide.dtype()));
     let (cos, sin) = (cos?, sin?);
     let (a, b) = match style {
-        Rope::Half => (
-            wide.narrow(D::Minus1, 0, half)?,
-            wide.narrow(D::Minus1, half, half)?,
-        ),
+        Rope::Half => (wide.narrow(D::Minus1, 0, half)?, wide.narrow(D::Minus1, half, half)?),
         Rope::Interleaved => {
             let mut dims = x.dims().to_vec();
             dims.pop();

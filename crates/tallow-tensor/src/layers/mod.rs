@@ -13,6 +13,4 @@ pub use conv::{AvgPool2d, Conv2d, MaxPool2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use linear::{Linear, linear, linear_no_bias};
-pub use norm::{
-    BatchNorm2d, LayerNorm, RmsNorm, StatUpdates, batch_norm2d, layer_norm, rms_norm,
-};
+pub use norm::{BatchNorm2d, LayerNorm, RmsNorm, StatUpdates, batch_norm2d, layer_norm, rms_norm};

@@ -5,8 +5,8 @@ use crate::{
     cpu::{Arg, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
-pub use tallow_kernels::dropout::DropKey;
 use tallow_kernels::dropout as kernels;
+pub use tallow_kernels::dropout::DropKey;
 
 struct Dropout {
     p: f64,

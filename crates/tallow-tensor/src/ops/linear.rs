@@ -147,8 +147,7 @@ impl Kernel for Matmul {
                 let dout = Mat::new(&dout, n_batch * m, n);
                 gemm(da, dout, Mat::new(&b, k, n).t(), Store::Overwrite);
             } else {
-                let (left, right) =
-                    (|i| Self::nth(&dout, i, m, n), |i| Self::nth(&b, i, k, n).t());
+                let (left, right) = (|i| Self::nth(&dout, i, m, n), |i| Self::nth(&b, i, k, n).t());
                 batched_gemm(da, n_batch, left, right, Store::Overwrite);
             }
         }
@@ -158,8 +157,7 @@ impl Kernel for Matmul {
                 let (a, dout) = (Mat::new(&a, n_batch * m, k), Mat::new(&dout, n_batch * m, n));
                 gemm(db, a.t(), dout, Store::Overwrite);
             } else {
-                let (left, right) =
-                    (|i| Self::nth(&a, i, m, k).t(), |i| Self::nth(&dout, i, m, n));
+                let (left, right) = (|i| Self::nth(&a, i, m, k).t(), |i| Self::nth(&dout, i, m, n));
                 batched_gemm(db, n_batch, left, right, Store::Overwrite);
             }
         }

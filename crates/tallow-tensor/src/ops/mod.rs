@@ -19,11 +19,9 @@ pub use conv::{Conv2dConfig, conv2d};
 pub use dropout::{DropKey, dropout};
 pub use embedding::embedding;
 pub use linear::{linear, matmul};
-pub use loss::{CrossEntropy, Loss, cross_entropy, linear_cross_entropy};
 pub(crate) use loss::host_targets;
-pub use norm::{
-    ChannelStats, Then, batch_norm2d, batch_norm2d_given, layer_norm, rms_norm,
-};
+pub use loss::{CrossEntropy, Loss, cross_entropy, linear_cross_entropy};
+pub use norm::{ChannelStats, Then, batch_norm2d, batch_norm2d_given, layer_norm, rms_norm};
 pub use pool::{Divisor, Pool2dConfig, avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use reduce::{mean_all, sum_all};
 pub use rotary::{Rope, rope, rope_table};

@@ -222,14 +222,19 @@ impl Kernel for RowNorm {
         let (w, _) = affine::<T>(Self::NAME, args)?;
         let w = w.as_deref();
         let mut dx = args[0].room::<T>();
-        let room = |i: usize| {
-            args.get(i).filter(|a| a.wanted).map(|_| vec![T::Acc::of(0.0); cols])
-        };
+        let room = |i: usize| args.get(i).filter(|a| a.wanted).map(|_| vec![T::Acc::of(0.0); cols]);
         let (mut dw, mut db) = (room(1), room(2));
         let (dx_out, dw_out) = (dx.as_deref_mut(), dw.as_deref_mut());
         match self.kind {
             Row::Layer => norm::layer_norm_backward(
-                dx_out, dw_out, db.as_deref_mut(), &x, w, &dout, cols, self.eps,
+                dx_out,
+                dw_out,
+                db.as_deref_mut(),
+                &x,
+                w,
+                &dout,
+                cols,
+                self.eps,
             ),
             Row::Rms => norm::rms_norm_backward(dx_out, dw_out, &x, w, &dout, cols, self.eps),
         }

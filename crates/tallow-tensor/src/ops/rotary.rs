@@ -5,8 +5,8 @@ use crate::{
     cpu::{Arg, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Device, Shape, Tensor};
-pub use tallow_kernels::rotary::Rope;
 use tallow_kernels::rotary as kernels;
+pub use tallow_kernels::rotary::Rope;
 
 struct Rotary(Rope);
 
