@@ -11,8 +11,7 @@ use std::path::Path;
 use tallow_data::{ImageSet, Pixels};
 use tallow_memory::Meter;
 use tallow_models::ResNetConfig;
-use tallow_tensor::Params;
-use tallow_train::{Epochs, Outcome, Recipe, Schedule, Trainer, fit};
+use tallow_train::{Epochs, Outcome, Params, Recipe, Schedule, Trainer, fit};
 
 const DTYPE: DType = DType::F32;
 

@@ -8,8 +8,8 @@
 //!
 //! ```
 //! use candle_core::{DType, Device};
-//! use tallow_train::{AdamW, BatchSplit, Recipe, Schedule, Trainer};
-//! # use tallow_tensor::{Params, layers::linear};
+//! use tallow_train::{AdamW, BatchSplit, Params, Recipe, Schedule, Trainer};
+//! # use tallow_tensor::layers::linear;
 //! # struct Flat(tallow_tensor::layers::Linear);
 //! # impl candle_core::ModuleT for Flat {
 //! #     fn forward_t(&self, x: &candle_core::Tensor, _: bool) -> candle_core::Result<candle_core::Tensor> {
@@ -40,4 +40,5 @@ mod trainer;
 pub use error::{Error, Result};
 pub use fit::{Epochs, Event, Outcome, fit};
 pub use split::{BatchSplit, SplitError};
+pub use tallow_tensor::Params;
 pub use trainer::{AdamW, Evaluation, Recipe, Schedule, Trainer, Update};
