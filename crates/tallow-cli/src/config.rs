@@ -129,10 +129,10 @@ fn checked(data: Data, train: Train, optimizer: &OptimizerSection) -> Result<Con
     ensure!(held_out != Some(0), "data.held_out is 0, accuracy needs at least 1 image");
     // A batch that micro_batch and accumulate do not already determine.
     let derived = train.micro_batch.is_some() && train.accumulate.is_some();
-    let batch = train.batch.or((!derived).then_some(64));
+    let batch = train.batch.or((!derived).then_some(32));
     let split = BatchSplit::derive(batch, train.micro_batch, train.accumulate, 1)
         .context("section `train`")?;
-    let defaults = AdamW::default_for(train.learning_rate.unwrap_or(2e-3));
+    let defaults = AdamW::default_for(train.learning_rate.unwrap_or(4e-3));
     Ok(Config {
         source,
         held_out,

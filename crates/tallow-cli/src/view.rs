@@ -10,7 +10,8 @@ pub(crate) struct View<'a> {
     bar: Option<ProgressBar>,
     meter: &'a dyn Meter,
     epochs: u64,
-    loss: f64,
+    /// Sum of training losses and samples of the epoch so far.
+    epoch: (f64, u64),
 }
 
 impl<'a> View<'a> {
@@ -21,14 +22,15 @@ impl<'a> View<'a> {
             let style = ProgressStyle::with_template(style).expect("a fixed template");
             ProgressBar::new(n_updates).with_style(style)
         });
-        Self { bar, meter, epochs, loss: f64::NAN }
+        Self { bar, meter, epochs, epoch: (0.0, 0) }
     }
 
     /// Shows one event.
     pub(crate) fn show(&mut self, event: Event) {
         match event {
             Event::Updated { n_updates, update } => {
-                self.loss = update.loss;
+                self.epoch.0 += update.loss * update.n_samples as f64;
+                self.epoch.1 += update.n_samples;
                 if let Some(bar) = &self.bar {
                     let peak = mib(self.meter.peak_bytes());
                     bar.set_message(format!("loss {:.4}, peak {peak}", update.loss));
@@ -36,10 +38,11 @@ impl<'a> View<'a> {
                 }
             }
             Event::Evaluated { epoch, evaluation } => {
+                let (loss_sum, n_samples) = std::mem::take(&mut self.epoch);
                 let line = format!(
                     "epoch {epoch}/{}: loss {:.4}, held-out loss {:.4}, accuracy {:.2} %, peak {}",
                     self.epochs,
-                    self.loss,
+                    loss_sum / n_samples as f64,
                     evaluation.loss,
                     100.0 * evaluation.accuracy,
                     mib(self.meter.peak_bytes()),

@@ -79,7 +79,7 @@ fn a_short_run_reports_and_repeats_itself() {
         assert_eq!(a[key], b[key], "{key}");
     }
     assert_eq!(a["updates"], 3);
-    assert_eq!(a["batch"], 64);
+    assert_eq!(a["batch"], 32);
     let peak = a["peak_bytes"].as_u64().expect("a count");
     // The embedded images alone are 7.8 MB; a batch of activations is some dozen.
     assert!((8_000_000..200_000_000).contains(&peak), "{peak}");

@@ -176,6 +176,9 @@ pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: &Shape) -> Result<Opti
     Ok(Some(Tensor::from_vec(values, shape, &Device::Cpu)?))
 }
 
+/// One gradient per operand, `None` where it is not wanted or does not exist.
+pub(crate) type Grads = Vec<Option<Tensor>>;
+
 /// A differentiable operation on CPU slices. `T` is the dtype of the first operand.
 pub(crate) trait Kernel: Send + Sync + 'static {
     const NAME: &'static str;
@@ -187,7 +190,7 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     /// The output's elements and shape.
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
 
-    /// One gradient per operand, `None` where it is not wanted or does not exist.
+    /// The gradients of the operands, from that of the output.
     fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg)
     -> Result<Vec<Option<Tensor>>>;
 }
@@ -252,7 +255,7 @@ impl<K: Kernel> Op<K> {
         args: &[&Tensor],
         out: &Tensor,
         dout: &Tensor,
-    ) -> candle_core::Result<Vec<Option<Tensor>>> {
+    ) -> candle_core::Result<Grads> {
         let all: Vec<_> =
             args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
         let mut views = Vec::with_capacity(all.len());

@@ -31,7 +31,9 @@ pub enum Error {
     /// Parameters that the loss does not reach: an operation between lost the gradient.
     #[error(
         "{} parameters got no gradient in the first update: {}; an operation without backward lies \
-         between them and the loss, or they are to be frozen", names.len(), names.join(", ")
+         between them and the loss (to freeze them, leave them out of the trainer's parameters)",
+        names.len(),
+        names.join(", ")
     )]
     MissingGradients {
         /// Their names, sorted.

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::activation as kernels;
@@ -30,12 +30,7 @@ impl Kernel for Curve {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let mut dx = vec![T::default(); dout.len()];
         match self {
@@ -89,12 +84,7 @@ impl Kernel for AddRelu {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let mut d = vec![T::default(); dout.len()];
         kernels::relu_backward(&mut d, &out.dense::<T>()?, &dout);

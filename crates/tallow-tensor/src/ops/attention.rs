@@ -4,7 +4,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor, WithDType};
 use std::sync::OnceLock;
@@ -41,12 +41,7 @@ impl Kernel for Attention {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg) -> Result<Grads> {
         let lse = self.lse.get().expect("forward ran before backward");
         let mut rooms = [args[0].room::<T>(), args[1].room::<T>(), args[2].room::<T>()];
         let [dq, dk, dv] = &mut rooms;

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 pub use tallow_kernels::conv::Conv2dConfig;
@@ -26,12 +26,7 @@ impl Kernel for Conv2d {
         Ok((T::to_cpu_storage_owned(out), Shape::from_dims(&dims)))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let mut grads = Vec::with_capacity(args.len());
         for (i, arg) in args.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use crate::{
     Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::dropout as kernels;
@@ -23,12 +23,7 @@ impl Kernel for Dropout {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let mut dx = vec![T::default(); dout.len()];
         kernels::dropout(&mut dx, &dout, self.p, self.key)?;

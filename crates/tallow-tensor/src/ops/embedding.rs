@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, DType, Shape, Tensor};
 use tallow_kernels::embedding as kernels;
@@ -25,12 +25,7 @@ impl Kernel for Embedding {
         Ok((T::to_cpu_storage_owned(out), Shape::from(dims)))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let (ids, d) = (args[1].dense::<u32>()?, args[0].last_dim());
         let mut dweight = vec![T::default(); args[0].n_elems()];
         kernels::embedding_backward(&mut dweight, &ids, &dout.dense::<T>()?, d, self.padding)?;

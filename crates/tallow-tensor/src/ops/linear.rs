@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::{
@@ -38,12 +38,7 @@ impl Kernel for Linear {
         Ok((T::to_cpu_storage_owned(out), Shape::from(dims)))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let (out_features, d) = (args[1].dims()[0], args[1].dims()[1]);
         let n = dout.len().checked_div(out_features).unwrap_or(0);
@@ -132,12 +127,7 @@ impl Kernel for Matmul {
         Ok((T::to_cpu_storage_owned(out), Shape::from(dims)))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let &Matmul { n_batch, m, k, n, shared_right } = self;
         let dout = dout.dense::<T>()?;
         let (mut da, mut db) = (args[0].room::<T>(), args[1].room::<T>());

@@ -4,7 +4,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, operands, scalar, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, operands, scalar, tensor},
 };
 use candle_core::{CpuStorage, DType, Shape, Tensor, WithDType};
 use std::sync::{Arc, OnceLock};
@@ -60,12 +60,7 @@ impl Kernel for LogitsLoss {
         Ok(scalar_storage::<T>(sums.loss_sum))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let kept = self.kept.get().expect("forward ran before backward");
         let (x, classes) = (args[0].dense::<T>()?, args[0].last_dim());
         let mut dx = vec![T::default(); x.len()];
@@ -138,12 +133,7 @@ impl Kernel for LinearLoss {
         Ok(scalar_storage::<T>(sums.loss_sum))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let kept = self.kept.get().expect("forward ran before backward");
         let scale = scalar(Self::NAME, dout)?;
         let mut rooms: Vec<_> = args.iter().map(|arg| arg.room::<T>()).collect();

@@ -5,7 +5,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, operands, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, operands, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use std::{
@@ -69,12 +69,7 @@ impl Kernel for BatchNorm {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let (x, dout) = (args[0].dense::<T>()?, dout.dense::<T>()?);
         let stats = self.stats.get().expect("forward ran before backward");
         let (weight, bias) = affine::<T>(Self::NAME, args)?;
@@ -212,12 +207,7 @@ impl Kernel for RowNorm {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let (x, dout, cols) = (args[0].dense::<T>()?, dout.dense::<T>()?, args[0].last_dim());
         let (w, _) = affine::<T>(Self::NAME, args)?;
         let w = w.as_deref();

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::pool::{self as kernels, Pool2dShape};
@@ -32,12 +32,7 @@ impl Kernel for Pool2d {
         Ok((T::to_cpu_storage_owned(out), Shape::from((dims[0], dims[1], p, q))))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let mut dx = vec![T::default(); args[0].n_elems()];
         match self.how {
@@ -97,12 +92,7 @@ impl Kernel for GlobalAverage {
         Ok((T::to_cpu_storage_owned(out), Shape::from((dims[0], dims[1]))))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dims = args[0].dims();
         let mut dx = vec![T::default(); args[0].n_elems()];
         kernels::global_avg_pool_backward(&mut dx, &dout.dense::<T>()?, dims[2] * dims[3]);

@@ -2,7 +2,7 @@
 
 use crate::{
     Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, scalar, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, scalar, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor, WithDType};
 use tallow_kernels::{Real, reduce};
@@ -20,12 +20,7 @@ impl Kernel for Sum {
         Ok((T::Acc::to_cpu_storage_owned(vec![T::Acc::of(sum)]), Shape::from(())))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let d = <T as WithDType>::from_f64(scalar(Self::NAME, dout)? * self.factor);
         Ok(vec![tensor(vec![d; args[0].n_elems()], args[0].shape())?])
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Device, Shape, Tensor};
 use tallow_kernels::rotary as kernels;
@@ -24,12 +24,7 @@ impl Kernel for Rotary {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        _out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let (cos, sin) =
             (args[1].as_type::<T::Acc>(Self::NAME)?, args[2].as_type::<T::Acc>(Self::NAME)?);
         let mut dx = vec![T::default(); args[0].n_elems()];

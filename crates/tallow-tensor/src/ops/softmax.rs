@@ -2,7 +2,7 @@
 
 use crate::{
     Result, composed,
-    cpu::{Arg, Kernel, Scalar, apply, tensor},
+    cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::softmax as kernels;
@@ -25,12 +25,7 @@ impl Kernel for Softmax {
         Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
     }
 
-    fn backward<T: Scalar>(
-        &self,
-        args: &[Arg],
-        out: Arg,
-        dout: Arg,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward<T: Scalar>(&self, args: &[Arg], out: Arg, dout: Arg) -> Result<Grads> {
         let (out, dout, cols) = (out.dense::<T>()?, dout.dense::<T>()?, args[0].last_dim());
         let mut dx = vec![T::default(); out.len()];
         match self {
