@@ -19,6 +19,7 @@
 //! ```
 #![deny(missing_docs)]
 
+pub mod accum;
 pub mod activation;
 pub mod attention;
 pub mod batch_norm;
