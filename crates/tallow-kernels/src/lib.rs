@@ -32,6 +32,7 @@ mod error;
 pub mod gemm;
 pub mod loss;
 pub mod norm;
+pub mod optim;
 mod par;
 pub mod pool;
 pub mod reduce;
