@@ -7,8 +7,6 @@ use rayon::prelude::*;
 const CUT_ELEMS: usize = 1 << 13;
 /// Below this many elements a loop stays on the caller's thread.
 const SERIAL_ELEMS: usize = 1 << 14;
-/// Independent partial sums.
-const LANES: usize = 8;
 /// A sum of squares below this may have lost terms that underflowed, so it is made again, scaled.
 const LEAST_SQUARES: f64 = f64::MIN_POSITIVE * (1u64 << 60) as f64 * (1u64 << 60) as f64;
 
@@ -53,13 +51,10 @@ impl Squares {
         self.sum.is_finite()
     }
 
-    /// Of `x`: plainly where that is safe, else relative to the largest.
+    /// Of `x`: plainly where that is safe, else relative to the largest. Squares of `f32` and
+    /// narrower never leave the range of `f64`.
     pub fn of<T: Element>(x: &[T]) -> Self {
-        Self::checked(x, lanes(x, |v| v.widen().f64().powi(2)))
-    }
-
-    /// `sum` where it can be trusted; squares of f32 and narrower never leave the range of `f64`.
-    fn checked<T: Element>(x: &[T], sum: f64) -> Self {
+        let sum = lanes(x, |v| v.widen().f64().powi(2));
         if sum.is_nan() || (LEAST_SQUARES..f64::INFINITY).contains(&sum) {
             return Self { scale: 1.0, sum };
         }
@@ -121,21 +116,10 @@ pub fn finish<A: Element>(acc: &mut [A], divisor: f64, limit: f64) -> Finished {
 
 /// One cut, which stays in the L1 cache between its loops.
 fn finish_cut<A: Element>(cut: &mut [A], divisor: f64, limit: f64) -> Finished {
-    let mut sums = [0.0; LANES];
-    let divide = |a: &mut A, sum: &mut f64| {
+    for a in &mut *cut {
         *a = round(a.widen().f64() / divisor);
-        *sum += a.widen().f64().powi(2);
-    };
-    let (body, tail) = cut.as_chunks_mut::<LANES>();
-    for chunk in body {
-        for l in 0..LANES {
-            divide(&mut chunk[l], &mut sums[l]);
-        }
     }
-    for (a, sum) in tail.iter_mut().zip(&mut sums) {
-        divide(a, sum);
-    }
-    let squares = Squares::checked(cut, sums.iter().sum());
+    let squares = Squares::of(cut);
     let mut n_clipped = 0;
     if limit < f64::INFINITY {
         for a in cut {
