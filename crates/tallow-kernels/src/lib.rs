@@ -29,6 +29,7 @@ pub mod dropout;
 mod element;
 pub mod embedding;
 mod error;
+pub mod fp8;
 pub mod gemm;
 pub mod loss;
 pub mod norm;
