@@ -9,6 +9,16 @@ use std::{fmt, marker::PhantomData};
 /// the accumulator is ready for the next window as soon as this is dropped. A tensor *cloned* out of
 /// [`Window::grads`] shares the buffer and will change with it: [`candle_core::Tensor::copy`] keeps
 /// its values.
+///
+/// ```compile_fail,E0499
+/// # use tallow_accum::*;
+/// # fn step(accum: &mut GradientAccumulator, w: &candle_core::Var) -> Result<()> {
+/// let window = accum.take_mean(Finish::PLAIN)?;
+/// accum.end_micro_batch(1.0)?; // `accum` is still borrowed
+/// window.grads().get(w);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "these gradients are what the window was for"]
 pub struct Window<'a> {
