@@ -1,0 +1,305 @@
+//! States in safetensors files.
+//!
+//! `NAME.m`, `NAME.v` and their side planes in the types they have in memory, `NAME.t` the updates
+//! applied to a parameter; the metadata says which optimizer they belong to. Parameters themselves
+//! are the caller's to save.
+
+use crate::{
+    config::{Algorithm, Config},
+    error::{Result, StateError},
+    file::StateFile,
+    optimizer::{Optimizer, Param, State},
+    price::StateFormat,
+};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use std::{
+    borrow::Cow,
+    cell::RefCell,
+    collections::{HashMap, HashSet},
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+use tallow_kernels::optim::Rounding;
+
+const FORMAT: &str = "tallow-optim 1";
+const ABSENT: &str = "absent";
+
+impl Optimizer {
+    /// Writes all states to `path`: first whole to `path.part`, then, once that is on the disk, by
+    /// a rename. A crash leaves the old file or the new one.
+    ///
+    /// *Memory:* none for states in memory; one plane at a time for those in a file.
+    /// # Errors
+    /// If the system refuses, or a state was torn by a failed update.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let failure = RefCell::new(None);
+        let mut views = Vec::new();
+        for param in &self.params {
+            views.push((format!("{}.t", param.name), Bytes::count(param.t)));
+            for (i, plane) in param.plan.planes.iter().enumerate() {
+                let name = format!("{}.{}", param.name, plane.suffix);
+                let source = self.source(param, i, &failure)?;
+                views.push((name, Bytes { dtype: plane.dtype, dims: plane.dims.clone(), source }));
+            }
+        }
+        let part = with_suffix(path, ".part");
+        let io = |source| StateError::Io { path: part.clone(), source };
+        safetensors::serialize_to_file(views, Some(identity(&self.config)), &part).map_err(
+            |error| match error {
+                SafeTensorError::IoError(error) => io(error),
+                other => io(io::Error::other(other)),
+            },
+        )?;
+        if let Some(error) = failure.into_inner() {
+            return Err(error.into());
+        }
+        File::open(&part).and_then(|file| file.sync_all()).map_err(io)?;
+        fs::rename(&part, path).map_err(io)?;
+        // The rename itself is on the disk once the folder is; not every system opens folders.
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+        if let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) {
+            folder.sync_all().map_err(io)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces all states and counts by those of `path`. The learning rate is not among them.
+    ///
+    /// *Memory:* the whole file, until it returns.
+    /// # Errors
+    /// If the file is cut short, belongs to another optimizer or configuration, or does not hold
+    /// the states of exactly these parameters: then the old states are intact. Only a state file
+    /// that refuses to be written may leave a mixture, whose parameters are then refused as torn.
+    pub fn load(&mut self, path: &Path) -> Result<()> {
+        let bytes = fs::read(path);
+        let bytes = bytes.map_err(|source| StateError::Io { path: path.to_owned(), source })?;
+        let damaged = |source| {
+            let (path, n_bytes) = (path.to_owned(), bytes.len() as u64);
+            StateError::Damaged { path, n_bytes, source }
+        };
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+        check_identity(path, &self.config, header.metadata())?;
+        let counts = check_tensors(path, &self.params, &tensors)?;
+        for (param, t) in self.params.iter_mut().zip(counts) {
+            fill(param, self.file.as_ref(), &tensors).map_err(|error| match error {
+                Fill::State(error) => error,
+                Fill::Tensors(error) => damaged(error),
+            })?;
+            param.t = t;
+        }
+        Ok(())
+    }
+
+    fn source<'a>(
+        &'a self,
+        param: &'a Param,
+        i: usize,
+        failure: &'a RefCell<Option<StateError>>,
+    ) -> Result<Source<'a>> {
+        match (&param.state, &self.file) {
+            (State::Ram(planes), _) => Ok(Source::Ram(&planes[i])),
+            (State::File { starts, is_torn: false }, Some(file)) => {
+                let (start, n_bytes) = (starts[i], param.plan.planes[i].n_bytes as usize);
+                Ok(Source::File { file, start, n_bytes, failure })
+            }
+            (State::File { .. }, file) => {
+                let path = file.as_ref().map_or_else(PathBuf::new, |f| f.path().to_owned());
+                Err(StateError::Torn { path, name: param.name.clone() }.into())
+            }
+        }
+    }
+}
+
+/// A tensor to be written.
+struct Bytes<'a> {
+    dtype: Dtype,
+    dims: Vec<usize>,
+    source: Source<'a>,
+}
+
+enum Source<'a> {
+    Count([u8; 8]),
+    Ram(&'a [u8]),
+    File {
+        file: &'a StateFile,
+        start: u64,
+        n_bytes: usize,
+        /// Where a failure waits: [`View::data`] cannot return one.
+        failure: &'a RefCell<Option<StateError>>,
+    },
+}
+
+impl Bytes<'_> {
+    fn count(t: u64) -> Self {
+        let source = Source::Count((t as i64).to_le_bytes());
+        Bytes { dtype: Dtype::I64, dims: Vec::new(), source }
+    }
+}
+
+impl View for Bytes<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.dims
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        match &self.source {
+            Source::Count(bytes) => Cow::Borrowed(bytes),
+            Source::Ram(bytes) => Cow::Borrowed(bytes),
+            Source::File { file, start, n_bytes, failure } => {
+                let mut bytes = vec![0; *n_bytes];
+                if let Err(error) = file.read(*start, &mut bytes) {
+                    failure.borrow_mut().get_or_insert(error);
+                }
+                Cow::Owned(bytes)
+            }
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        match &self.source {
+            Source::Count(bytes) => bytes.len(),
+            Source::Ram(bytes) => bytes.len(),
+            Source::File { n_bytes, .. } => *n_bytes,
+        }
+    }
+}
+
+/// Which optimizer a state belongs to: all that gives its numbers their meaning.
+fn identity(config: &Config) -> HashMap<String, String> {
+    let rounding = |rounding| match rounding {
+        Rounding::Nearest => "nearest",
+        Rounding::Stochastic => "stochastic",
+        Rounding::Kahan => "kahan",
+    };
+    let algorithm = match config.algorithm {
+        Algorithm::AdamW { beta1, beta2, eps } => format!("adamw {beta1} {beta2} {eps:e}"),
+        Algorithm::Adam { beta1, beta2, eps } => format!("adam {beta1} {beta2} {eps:e}"),
+        Algorithm::Sgd { momentum, nesterov: false } => format!("sgd {momentum}"),
+        Algorithm::Sgd { momentum, nesterov: true } => format!("sgd {momentum} nesterov"),
+        Algorithm::Lion { beta1, beta2 } => format!("lion {beta1} {beta2}"),
+        Algorithm::Adafactor { beta2_decay, eps1, eps2, d } => {
+            let eps1 = eps1.map_or("type".into(), |eps1| format!("{eps1:e}"));
+            format!("adafactor {beta2_decay} {eps1} {eps2:e} {d}")
+        }
+    };
+    let state = match config.format {
+        StateFormat::F32 => "f32".into(),
+        StateFormat::Bf16(how) => format!("bf16 {}", rounding(how)),
+        StateFormat::Bits8 { block_elems } => format!("8bit {block_elems}"),
+    };
+    let by_chance = config.weights == Rounding::Stochastic
+        || config.format == StateFormat::Bf16(Rounding::Stochastic);
+    let seed = if by_chance { config.seed.to_string() } else { "none".into() };
+    let weights = rounding(config.weights).into();
+    [
+        ("format", FORMAT.into()),
+        ("algorithm", algorithm),
+        ("state", state),
+        ("weights", weights),
+        ("seed", seed),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into()
+}
+
+fn check_identity(
+    path: &Path,
+    config: &Config,
+    found: &Option<HashMap<String, String>>,
+) -> Result<(), StateError> {
+    let wanted = identity(config);
+    // The format first: a file of another kind lacks the other keys as well.
+    for key in ["format", "algorithm", "state", "weights", "seed"] {
+        let found = found.as_ref().and_then(|map| map.get(key)).map_or(ABSENT, String::as_str);
+        if found != wanted[key] {
+            let (path, key) = (path.to_owned(), key.to_owned());
+            let (found, wanted) = (found.to_owned(), wanted[&key].clone());
+            return Err(StateError::Foreign { path, key, found, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the file holds the states of exactly these parameters; returns their counts.
+fn check_tensors(
+    path: &Path,
+    params: &[Param],
+    tensors: &SafeTensors,
+) -> Result<Vec<u64>, StateError> {
+    let error = |tensor: &str, found: String, wanted: String| StateError::Tensor {
+        path: path.to_owned(),
+        tensor: tensor.to_owned(),
+        found,
+        wanted,
+    };
+    let say = |dtype: Dtype, dims: &[usize]| format!("{dtype:?} {dims:?}");
+    let mut known = HashSet::new();
+    let mut counts = Vec::with_capacity(params.len());
+    for param in params {
+        let count = [("t", Dtype::I64, &[] as &[usize])];
+        let planes = param.plan.planes.iter().map(|p| (p.suffix, p.dtype, p.dims.as_slice()));
+        for (suffix, dtype, dims) in count.into_iter().chain(planes) {
+            let name = format!("{}.{suffix}", param.name);
+            let wanted = say(dtype, dims);
+            let Ok(view) = tensors.tensor(&name) else {
+                return Err(error(&name, ABSENT.into(), wanted));
+            };
+            if (view.dtype(), view.shape()) != (dtype, dims) {
+                return Err(error(&name, say(view.dtype(), view.shape()), wanted));
+            }
+            if suffix == "t" {
+                let t = view.data().try_into().map_or(-1, i64::from_le_bytes);
+                let count = u64::try_from(t);
+                counts.push(count.map_err(|_| error(&name, t.to_string(), "a count".into()))?);
+            }
+            known.insert(name);
+        }
+    }
+    let mut names = tensors.names();
+    names.sort_unstable();
+    match names.into_iter().find(|name| !known.contains(*name)) {
+        Some(foreign) => {
+            let view = tensors.tensor(foreign).map(|view| say(view.dtype(), view.shape()));
+            Err(error(foreign, view.unwrap_or_default(), ABSENT.into()))
+        }
+        None => Ok(counts),
+    }
+}
+
+enum Fill {
+    State(StateError),
+    Tensors(SafeTensorError),
+}
+
+/// Copies a parameter's planes, which were checked.
+fn fill(param: &mut Param, file: Option<&StateFile>, tensors: &SafeTensors) -> Result<(), Fill> {
+    for (i, plane) in param.plan.planes.iter().enumerate() {
+        let view = tensors.tensor(&format!("{}.{}", param.name, plane.suffix));
+        let data = view.map_err(Fill::Tensors)?.data();
+        match (&mut param.state, file) {
+            (State::Ram(planes), _) => planes[i].copy_from_slice(data),
+            (State::File { starts, is_torn }, Some(file)) => {
+                *is_torn = true;
+                file.write(starts[i], data).map_err(Fill::State)?;
+            }
+            (State::File { .. }, None) => unreachable!("a state in a file has a file"),
+        }
+    }
+    if let State::File { is_torn, .. } = &mut param.state {
+        *is_torn = false;
+    }
+    Ok(())
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}

@@ -1,0 +1,171 @@
+//! States in a file, streamed through a window.
+//!
+//! The file is scratch. It is made anew by each optimizer, locked while that lives, and removed
+//! with it; no later run ever reads it, so nothing that a crash tore can be taken for a state. What
+//! outlives a crash is the last checkpoint ([`crate::Optimizer::save`]). Inside a run, a parameter
+//! whose update failed half way (a full disk) is marked torn, and refused until a checkpoint is
+//! loaded.
+
+use crate::{
+    error::{ConfigError, Result, StateError},
+    fused::Planes,
+    optimizer::{Param, State},
+    planes::Plan,
+};
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+use tallow_kernels::optim::CHUNK_ELEMS;
+
+/// Planes start at multiples of this, a page.
+const ALIGN_BYTES: u64 = 4096;
+
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    file: File,
+    path: PathBuf,
+    window: Vec<u8>,
+}
+
+impl StateFile {
+    /// Makes the file, gives every parameter its place in it, and fills it with zeros.
+    pub(crate) fn create(path: &Path, window_bytes: u64, params: &mut [Param]) -> Result<Self> {
+        let (mut end, mut most_bytes) = (0u64, 0);
+        for param in params.iter_mut() {
+            let n_elems = param.var.elem_count();
+            let least_bytes = param.plan.bytes_of(n_elems.min(CHUNK_ELEMS) as u64);
+            if least_bytes > window_bytes {
+                let name = param.name.clone();
+                return Err(ConfigError::Window { window_bytes, name, least_bytes }.into());
+            }
+            let chunk = chunk_elems(&param.plan, n_elems, window_bytes) as u64;
+            most_bytes = param.plan.bytes_of(chunk).max(most_bytes);
+            let starts = param.plan.planes.iter().map(|plane| {
+                let start = end;
+                end = (start + plane.n_bytes).next_multiple_of(ALIGN_BYTES);
+                start
+            });
+            param.state = State::File { starts: starts.collect(), is_torn: false };
+        }
+        let io = |source| StateError::Io { path: path.to_owned(), source };
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).read(true).write(true).open(path);
+        let file = file.map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(StateError::InUse { path: path.to_owned() }.into());
+            }
+            Err(TryLockError::Error(error)) => return Err(io(error).into()),
+        }
+        // Down to nothing first: what is then added reads as zeros.
+        file.set_len(0).and_then(|()| file.set_len(end)).map_err(io)?;
+        Ok(Self { file, path: path.to_owned(), window: vec![0; most_bytes as usize] })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.window.len() as u64
+    }
+
+    /// The state of one parameter.
+    pub(crate) fn window<'a>(
+        &'a mut self,
+        name: &str,
+        starts: &'a [u64],
+        is_torn: &'a mut bool,
+    ) -> Result<Window<'a>> {
+        if *is_torn {
+            let (path, name) = (self.path.clone(), name.to_owned());
+            return Err(StateError::Torn { path, name }.into());
+        }
+        Ok(Window { file: self, starts, is_torn })
+    }
+
+    /// Fills `bytes` from `start` on.
+    pub(crate) fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), StateError> {
+        let mut file = &self.file;
+        let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(bytes));
+        read.map_err(|source| self.failed(source))
+    }
+
+    /// Writes `bytes` from `start` on.
+    pub(crate) fn write(&self, start: u64, bytes: &[u8]) -> Result<(), StateError> {
+        let mut file = &self.file;
+        let written = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(bytes));
+        written.map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> StateError {
+        StateError::Io { path: self.path.clone(), source }
+    }
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        // Scratch that cannot be removed harms nobody: the next optimizer empties it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// One parameter's state, a window at a time.
+pub(crate) struct Window<'a> {
+    file: &'a mut StateFile,
+    starts: &'a [u64],
+    is_torn: &'a mut bool,
+}
+
+impl Planes for Window<'_> {
+    fn each(
+        &mut self,
+        plan: &Plan,
+        n_elems: usize,
+        f: &mut dyn FnMut(usize, usize, Vec<&mut [u8]>),
+    ) -> Result<()> {
+        let chunk = chunk_elems(plan, n_elems, self.file.window_bytes());
+        let mut window = std::mem::take(&mut self.file.window);
+        *self.is_torn = true;
+        let result = (0..n_elems).step_by(chunk.max(1)).try_for_each(|first| {
+            let n = chunk.min(n_elems - first);
+            let mut planes = split(&mut window, plan, n);
+            let at = |i: usize| self.starts[i] + plan.planes[i].bytes_of(first as u64);
+            for (i, plane) in planes.iter_mut().enumerate() {
+                self.file.read(at(i), plane)?;
+            }
+            f(first, n, planes);
+            for (i, plane) in split(&mut window, plan, n).into_iter().enumerate() {
+                self.file.write(at(i), plane)?;
+            }
+            Ok::<(), StateError>(())
+        });
+        self.file.window = window;
+        *self.is_torn = result.is_err();
+        Ok(result?)
+    }
+}
+
+/// The most elements whose state fits the window: all, or a multiple of the kernels' chunk.
+fn chunk_elems(plan: &Plan, n_elems: usize, window_bytes: u64) -> usize {
+    if plan.bytes_of(n_elems as u64) <= window_bytes {
+        return n_elems;
+    }
+    let n_chunks = window_bytes / plan.bytes_of(CHUNK_ELEMS as u64);
+    n_chunks as usize * CHUNK_ELEMS
+}
+
+/// The planes of `n_elems` elements, one behind the other in the window.
+fn split<'a>(window: &'a mut [u8], plan: &Plan, n_elems: usize) -> Vec<&'a mut [u8]> {
+    let mut rest = window;
+    let mut planes = Vec::with_capacity(plan.planes.len());
+    for plane in &plan.planes {
+        let (head, tail) = rest.split_at_mut(plane.bytes_of(n_elems as u64) as usize);
+        planes.push(head);
+        rest = tail;
+    }
+    planes
+}
