@@ -105,6 +105,14 @@ pub fn gemm_scratch_bytes<T: Element>() -> u64 {
     elems as u64 * size_of::<T::Acc>() as u64
 }
 
+/// Bytes at most that one product of `m x k` by `k x n` packs on its thread, beside its scratch; which
+/// operands are packed depends on shapes and caches. Another 512 KiB a thread stay once packed.
+pub fn gemm_packing_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    // Panels are as deep as `k` at most and rounded up to whole registers.
+    const REGISTERS: u64 = 64;
+    (m + n + 2 * REGISTERS) * k * size_of::<T::Acc>() as u64
+}
+
 /// `c = a b`, or `c += a b`: `a` is `m x k`, `b` is `k x n`, `c` dense row-major `m x n`.
 ///
 /// Sums are kept in [`Element::Acc`] and rounded once.

@@ -824,3 +824,19 @@ fn one_value_per_channel_leaves_the_running_statistics() {
     running("after the error", &layer, [0.0, 1.0]);
     layer.forward_t(&x, false).expect("evaluation needs no variance");
 }
+
+#[test]
+fn a_layer_computes_in_the_dtype_of_its_weights() {
+    let narrow = Tensor::ones((2, 3, 5, 5), DType::BF16, &Device::Cpu).expect("a tensor");
+    let x = Var::from_tensor(&narrow).expect("a variable");
+    let params = Params::new(0);
+    let vb = params.builder(DType::F32, &Device::Cpu);
+    let conv = layers::conv2d(3, 4, [3, 3], ops::Conv2dConfig::UNIT, vb.pp("conv")).expect("builds");
+    let linear = layers::linear(9, 2, vb.pp("linear")).expect("builds");
+    let y = conv.forward(&x).expect("runs").flatten_from(2).expect("flat");
+    let y = linear.forward(&y.to_dtype(DType::F16).expect("half")).expect("runs");
+    assert_eq!(y.dtype(), DType::F32);
+    let grads = y.sum_all().and_then(|y| y.backward()).expect("backward");
+    assert_eq!(grads.get(&x).expect("reached through both casts").dtype(), DType::BF16);
+    assert!(missing_gradients(&grads, &params.trainable()).is_empty());
+}

@@ -1,7 +1,7 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, MIN_TASKS,
+    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, MAX_SUM_ELEMS, MIN_TASKS,
     patches::{Tile, fold_row, tiles, unfold},
     widened,
 };
@@ -29,11 +29,11 @@ pub fn conv2d_backward_input<T: Element>(
         return;
     }
     let weight = widened(weight);
-    let block = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
+    let block = input_block::<T>(shape);
     let blocks = shape.group_in().div_ceil(block);
     let dst = Disjoint::new(dx);
     (0..shape.batch * shape.cfg.groups * blocks).into_par_iter().for_each_init(
-        Vec::new,
+        <(Vec<T::Acc>, Vec<T::Acc>)>::default,
         |scratch, t| {
             let (image, t) = (t / (shape.cfg.groups * blocks), t % (shape.cfg.groups * blocks));
             let (group, first) = (t / blocks, t % blocks * block);
@@ -61,7 +61,7 @@ fn fold_block<T: Element>(
     dout: &[T],
     weight: &[T::Acc],
     shape: &Conv2dShape,
-    col: &mut Vec<T::Acc>,
+    (col, widened): &mut (Vec<T::Acc>, Vec<T::Acc>),
     (image, group, first, n): (usize, usize, usize, usize),
 ) {
     let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
@@ -69,19 +69,18 @@ fn fold_block<T: Element>(
     let w = &weight[group * group_out * depth + first * shape.taps()..];
     let w = Mat { data: w, n_rows: group_out, n_cols: rows, row_stride: depth, col_stride: 1 }.t();
     let start = (image * shape.out_channels + group * group_out) * pixels;
-    let dout = &dout[start..start + group_out * pixels];
-    let dout = widened(dout);
-    if shape.is_pointwise() {
-        let dout = Mat::new(&dout, group_out, pixels);
-        gemm_serial(dx, pixels, w, dout, Store::Overwrite);
-        return;
+    let dout = Mat::new(&dout[start..start + group_out * pixels], group_out, pixels);
+    if !shape.is_pointwise() {
+        dx.fill(T::Acc::of(0.0));
     }
-    dx.fill(T::Acc::of(0.0));
     for tile in tiles(shape, rows, 0..1) {
         let width = tile.width();
+        let d = widened_columns(widened, dout, tile);
+        if shape.is_pointwise() {
+            gemm_serial(&mut dx[tile.start..], pixels, w, d, Store::Overwrite);
+            continue;
+        }
         col.resize(rows * width, T::Acc::of(0.0));
-        let data = &dout[tile.start..];
-        let d = Mat { data, n_rows: group_out, n_cols: width, row_stride: pixels, col_stride: 1 };
         gemm_serial(col, width, w, d, Store::Overwrite);
         for (row, col) in col.chunks_exact_mut(width).enumerate() {
             let (c, tap) = (row / shape.taps(), row % shape.taps());
@@ -89,6 +88,35 @@ fn fold_block<T: Element>(
             fold_row(plane, col, shape, tap, tile.start);
         }
     }
+}
+
+/// Input channels of one block: their patches fill a tile and, where sums are kept apart from narrow
+/// elements, their planes stay below [`MAX_SUM_ELEMS`].
+pub(super) fn input_block<T: Element>(shape: &Conv2dShape) -> usize {
+    let by_depth = BLOCK_DEPTH / shape.taps();
+    let by_sums = match T::as_acc(&[]) {
+        Some(_) => by_depth,
+        None => by_depth.min(MAX_SUM_ELEMS / shape.in_pixels().max(1)),
+    };
+    by_sums.clamp(1, shape.group_in())
+}
+
+/// The columns of `tile`, widened into `scratch` where they are narrow.
+fn widened_columns<'a, T: Element>(
+    scratch: &'a mut Vec<T::Acc>,
+    m: Mat<'a, T>,
+    tile: Tile,
+) -> Mat<'a, T::Acc> {
+    let (n_rows, n_cols) = (m.n_rows, tile.width());
+    if let Some(data) = T::as_acc(m.data) {
+        let data = &data[tile.start..];
+        return Mat { data, n_rows, n_cols, row_stride: m.row_stride, col_stride: 1 };
+    }
+    scratch.resize(n_rows * n_cols, T::Acc::of(0.0));
+    for (row, to) in scratch.chunks_exact_mut(n_cols).enumerate() {
+        widen_into(&m.data[row * m.row_stride + tile.start..][..n_cols], to);
+    }
+    Mat::new(scratch, n_rows, n_cols)
 }
 
 /// `dweight[O, C/groups, R, S]`, the gradient of the weight. Overwrites `dweight`.
@@ -103,31 +131,72 @@ pub fn conv2d_backward_weight<T: Element>(
     assert_eq!(dweight.len(), shape.weight_elems(), "conv2d: weight gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
-    let (depth, taps) = (shape.depth(), shape.taps());
-    let block_in = (BLOCK_DEPTH / taps).clamp(1, shape.group_in());
-    let (blocks_in, blocks_out) =
-        (shape.group_in().div_ceil(block_in), shape.group_out().div_ceil(BLOCK_OUT));
-    let n_blocks = shape.cfg.groups * blocks_out * blocks_in;
-    let tiles = tiles(shape, depth.min(BLOCK_DEPTH), 0..shape.batch);
-    // Few blocks: cut over pixels too, and add the partial sums in the order of the cuts.
-    let n_cuts = MIN_TASKS.div_ceil(n_blocks).clamp(1, tiles.len().max(1));
-    let cut_tiles = tiles.len().div_ceil(n_cuts).max(1);
-    let partials = tasks(n_blocks * n_cuts, |t| {
-        let (b, cut) = (t / n_cuts, t % n_cuts);
-        let block = weight_block(shape, b, blocks_in, blocks_out, block_in);
-        let to = ((cut + 1) * cut_tiles).min(tiles.len());
-        weight_partial(shape, &block, dout, x, &tiles[(cut * cut_tiles).min(to)..to])
-    });
-    for (b, partials) in partials.chunks(n_cuts).enumerate() {
-        let block = weight_block(shape, b, blocks_in, blocks_out, block_in);
-        let cols = block.n_in * taps;
+    let plan = WeightPlan::new(shape);
+    let tiles = tiles(shape, shape.depth().min(BLOCK_DEPTH), 0..shape.batch);
+    let cut_tiles = tiles.len().div_ceil(plan.n_cuts).max(1);
+    let dst = Disjoint::new(dweight);
+    let store = |block: &WeightBlock, partials: &[Vec<T::Acc>]| {
+        let cols = block.n_in * shape.taps();
         for o in 0..block.n_out {
-            let start = (block.group * shape.group_out() + block.first_out + o) * depth;
-            let start = start + block.first_in * taps;
-            for (j, dw) in dweight[start..start + cols].iter_mut().enumerate() {
+            let start = (block.group * shape.group_out() + block.first_out + o) * shape.depth();
+            // SAFETY: blocks do not overlap, and each is stored once.
+            let dw = unsafe { dst.slice(start + block.first_in * shape.taps(), cols) };
+            for (j, dw) in dw.iter_mut().enumerate() {
                 *dw = T::narrow(partials.iter().map(|p| p[o * cols + j]).sum());
             }
         }
+    };
+    if plan.n_cuts == 1 {
+        (0..plan.n_blocks()).into_par_iter().for_each(|b| {
+            let block = plan.block(shape, b);
+            store(&block, &[weight_partial(shape, &block, dout, x, &tiles)]);
+        });
+        return;
+    }
+    let partials = tasks(plan.n_blocks() * plan.n_cuts, |t| {
+        let (b, cut) = (t / plan.n_cuts, t % plan.n_cuts);
+        let to = ((cut + 1) * cut_tiles).min(tiles.len());
+        weight_partial(shape, &plan.block(shape, b), dout, x, &tiles[(cut * cut_tiles).min(to)..to])
+    });
+    for (b, partials) in partials.chunks(plan.n_cuts).enumerate() {
+        store(&plan.block(shape, b), partials);
+    }
+}
+
+/// How the weight's gradient is cut into blocks and, where these are few, over pixels too: the
+/// partial sums of a block are added in the order of the cuts.
+pub(super) struct WeightPlan {
+    groups: usize,
+    blocks_out: usize,
+    blocks_in: usize,
+    block_in: usize,
+    pub(super) n_cuts: usize,
+}
+
+impl WeightPlan {
+    pub(super) fn new(shape: &Conv2dShape) -> Self {
+        let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
+        let blocks_in = shape.group_in().div_ceil(block_in);
+        let blocks_out = shape.group_out().div_ceil(BLOCK_OUT);
+        let mut plan =
+            Self { groups: shape.cfg.groups, blocks_out, blocks_in, block_in, n_cuts: 1 };
+        let n_tiles = tiles(shape, shape.depth().min(BLOCK_DEPTH), 0..shape.batch).len();
+        plan.n_cuts = MIN_TASKS.div_ceil(plan.n_blocks()).clamp(1, n_tiles.max(1));
+        plan
+    }
+
+    pub(super) fn n_blocks(&self) -> usize {
+        self.groups * self.blocks_out * self.blocks_in
+    }
+
+    fn block(&self, shape: &Conv2dShape, b: usize) -> WeightBlock {
+        let (group, b) =
+            (b / (self.blocks_in * self.blocks_out), b % (self.blocks_in * self.blocks_out));
+        let (first_out, first_in) =
+            (b / self.blocks_in * BLOCK_OUT, b % self.blocks_in * self.block_in);
+        let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
+        let n_in = self.block_in.min(shape.group_in() - first_in);
+        WeightBlock { group, first_out, n_out, first_in, n_in }
     }
 }
 
@@ -138,25 +207,6 @@ struct WeightBlock {
     n_out: usize,
     first_in: usize,
     n_in: usize,
-}
-
-fn weight_block(
-    shape: &Conv2dShape,
-    b: usize,
-    blocks_in: usize,
-    blocks_out: usize,
-    block_in: usize,
-) -> WeightBlock {
-    let (group, b) = (b / (blocks_in * blocks_out), b % (blocks_in * blocks_out));
-    let (first_out, first_in) = (b / blocks_in * BLOCK_OUT, b % blocks_in * block_in);
-    let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
-    WeightBlock {
-        group,
-        first_out,
-        n_out,
-        first_in,
-        n_in: block_in.min(shape.group_in() - first_in),
-    }
 }
 
 /// `dout * patches^T` of one block over some tiles.

@@ -17,8 +17,12 @@ use std::borrow::Cow;
 
 mod backward;
 mod patches;
+mod price;
 
 pub use backward::{conv2d_backward_bias, conv2d_backward_input, conv2d_backward_weight};
+pub use price::{
+    conv2d_backward_input_scratch_bytes, conv2d_backward_weight_scratch_bytes, conv2d_scratch_bytes,
+};
 
 /// Elements of one unfolded tile: 256 KiB of `f32`, half of a usual L2 cache.
 const TILE_ELEMS: usize = 1 << 16;
@@ -26,6 +30,8 @@ const TILE_ELEMS: usize = 1 << 16;
 const BLOCK_OUT: usize = 128;
 /// Patch rows of one block of a gradient.
 const BLOCK_DEPTH: usize = 1152;
+/// Most sums of an input gradient that one thread keeps apart from narrow elements: 8 MiB of `f32`.
+const MAX_SUM_ELEMS: usize = 1 << 21;
 /// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.
 const MIN_TASKS: usize = 8;
 
@@ -150,24 +156,6 @@ pub(crate) fn out_extent(
         return Err(Error::Window { op, axis, window, padded });
     }
     Ok((padded - window) / stride + 1)
-}
-
-/// Bytes one thread holds at most during [`conv2d`] or a gradient, beside its inputs and outputs.
-///
-/// Narrow elements also keep one widened copy of the weight, shared by all threads, and the
-/// gradient of the input keeps one widened image block per thread; both are included.
-pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape) -> u64 {
-    let depth = shape.depth().min(BLOCK_DEPTH).max(shape.taps());
-    let tile = shape.tile_pixels(shape.depth()).max(shape.tile_pixels(depth));
-    let unfold = shape.depth() * shape.tile_pixels(shape.depth());
-    let products = shape.group_out() * tile;
-    let block = BLOCK_OUT * depth;
-    let narrow = if T::as_acc(&[]).is_some() {
-        0
-    } else {
-        shape.weight_elems() + (depth / shape.taps()) * shape.in_pixels()
-    };
-    (unfold + products + block + narrow) as u64 * size_of::<T::Acc>() as u64
 }
 
 fn widened<T: Element>(x: &[T]) -> Cow<'_, [T::Acc]> {

@@ -33,9 +33,10 @@ impl Conv2d {
 }
 
 impl Module for Conv2d {
-    /// `x` `[N, C, H, W]` → `[N, O, P, Q]`.
+    /// `x` `[N, C, H, W]` → `[N, O, P, Q]`, in the dtype of the weight.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(ops::conv2d(x, &self.weight, self.bias.as_ref(), self.cfg)?)
+        let x = x.to_dtype(self.weight.dtype())?;
+        Ok(ops::conv2d(&x, &self.weight, self.bias.as_ref(), self.cfg)?)
     }
 }
 

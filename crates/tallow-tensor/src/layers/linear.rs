@@ -29,9 +29,10 @@ impl Linear {
 }
 
 impl Module for Linear {
-    /// `x` `[..., D]` → `[..., O]`.
+    /// `x` `[..., D]` → `[..., O]`, in the dtype of the weight.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(x, &self.weight, self.bias.as_ref())?)
+        let x = x.to_dtype(self.weight.dtype())?;
+        Ok(ops::linear(&x, &self.weight, self.bias.as_ref())?)
     }
 }
 

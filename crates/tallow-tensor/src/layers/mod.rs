@@ -1,5 +1,9 @@
 //! Layers over [`ops`](crate::ops), with candle's conventions: built from a `VarBuilder`, run
 //! through `Module` or `ModuleT`, parameters named as PyTorch and Hugging Face name them.
+//!
+//! Linear layers and convolutions compute in the dtype of their weights and cast their input to it;
+//! norms compute in f32 whatever their parameters are stored in, and give back their input's dtype.
+//! Which layer computes in which dtype is therefore decided once, by how its weights were built.
 
 mod attention;
 mod conv;
