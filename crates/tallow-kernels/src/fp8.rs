@@ -42,8 +42,8 @@ impl Fp8 {
         // The format's exponent bias, its smallest normal number, and the power of two whose last
         // bit in f32 weighs as much as the format's smallest subnormal number.
         let (bias, min_normal, ruler, max_code) = match self {
-            Self::E4m3 => (7, 0.015_625f32, 16384.0f32, 0x7e),
-            Self::E5m2 => (15, 0.000_061_035_156_25, 128.0, 0x7b),
+            Self::E4m3 => (7, 1.0f32 / 64.0, 16384.0f32, 0x7e),
+            Self::E5m2 => (15, 1.0 / 16384.0, 128.0, 0x7b),
         };
         let bits = x.to_bits();
         let (sign, abs) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
@@ -109,6 +109,9 @@ pub fn absmax<T: Element<Acc = f32>>(x: &[T]) -> f32 {
             if abs > max && abs < f32::INFINITY { abs } else { max }
         })
     };
+    if x.len() <= CUT_ELEMS {
+        return of(x);
+    }
     let cuts = par::tasks(x.len().div_ceil(CUT_ELEMS), |i| {
         of(&x[i * CUT_ELEMS..x.len().min((i + 1) * CUT_ELEMS)])
     });

@@ -66,12 +66,14 @@ pub enum Error {
         n_params: usize,
     },
     /// A dtype that has no place there.
-    #[error("{what} is {dtype:?}, it must be f32, bf16 or f16")]
+    #[error("{what} is {dtype:?}, it must be {expected}")]
     DType {
         /// The setting or tensor.
         what: String,
         /// Its dtype.
         dtype: DType,
+        /// What would do.
+        expected: &'static str,
     },
     /// A pattern without a character.
     #[error("override {index} of the policy has an empty pattern")]
@@ -89,10 +91,25 @@ pub enum Error {
         /// The shape asked for.
         asked: Vec<usize>,
     },
+    /// The store of parameters has a variable in another dtype than the policy keeps masters in.
+    #[error("parameter `{name}` is {found:?} in its store, the policy keeps masters in {asked:?}")]
+    MasterDType {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        found: DType,
+        /// The policy's parameter dtype.
+        asked: DType,
+    },
     /// Candle's own.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
+
+/// The dtypes that models compute in.
+pub(crate) const COMPUTE: &str = "f32, bf16 or f16";
+/// The dtypes that losses and gradients may have.
+pub(crate) const FLOAT: &str = "f32, f64, bf16 or f16";
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -2,6 +2,7 @@
 
 use crate::{
     Error, Result,
+    error::FLOAT,
     state::{LossScaleState, Rule, Skip, Skips, Window},
     unscale::divide_all,
 };
@@ -118,7 +119,10 @@ impl LossScale {
         let dtype = match loss.dtype() {
             DType::F64 => DType::F64,
             DType::F32 | DType::BF16 | DType::F16 => DType::F32,
-            dtype => return Err(Error::DType { what: "the loss".to_string(), dtype }),
+            dtype => {
+                let what = "the loss".to_string();
+                return Err(Error::DType { what, dtype, expected: FLOAT });
+            }
         };
         let scaled = (loss.to_dtype(dtype)? * f64::from(self.state.scale))?;
         self.state.open = true;

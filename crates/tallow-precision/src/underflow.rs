@@ -1,6 +1,6 @@
 //! How much of each gradient a half format would lose.
 
-use crate::{Error, Result, unscale::check_float};
+use crate::{Error, Result, error::COMPUTE, unscale::check_float};
 use candle_core::{DType, Tensor, Var, backprop::GradStore};
 use half::{bf16, f16};
 
@@ -45,7 +45,10 @@ pub fn underflow(
         DType::F32 => |x| x.abs() < f32::MIN_POSITIVE,
         DType::BF16 => |x| bf16::from_f32(x).to_f32().abs() < bf16::MIN_POSITIVE.to_f32(),
         DType::F16 => |x| f16::from_f32(x).to_f32().abs() < f16::MIN_POSITIVE.to_f32(),
-        dtype => return Err(Error::DType { what: "the format".to_string(), dtype }),
+        dtype => {
+            let what = "the format".to_string();
+            return Err(Error::DType { what, dtype, expected: COMPUTE });
+        }
     };
     let mut reports = Vec::new();
     for (name, var) in params {

@@ -1,6 +1,6 @@
 //! One pass over gradients: divide, and see whether all are finite.
 
-use crate::{Error, Result};
+use crate::{Error, Result, error::FLOAT};
 use candle_core::{
     CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var, backprop::GradStore,
 };
@@ -67,7 +67,10 @@ fn shared_storages(params: &[(String, Var)], grads: &GradStore) -> Result<BTreeS
 pub(crate) fn check_float(name: &str, grad: &Tensor) -> Result<()> {
     match grad.dtype() {
         DType::F32 | DType::F64 | DType::BF16 | DType::F16 => Ok(()),
-        dtype => Err(Error::DType { what: format!("the gradient of `{name}`"), dtype }),
+        dtype => {
+            let what = format!("the gradient of `{name}`");
+            Err(Error::DType { what, dtype, expected: FLOAT })
+        }
     }
 }
 
