@@ -5,12 +5,15 @@
 //! are the caller's to save.
 
 use crate::{
+    composed,
     config::{Algorithm, Config},
-    error::{Result, StateError},
+    error::{Error, Result, StateError},
     file::StateFile,
     optimizer::{Optimizer, Param, State},
     price::StateFormat,
 };
+use candle_core::{DType, Tensor};
+use half::bf16;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use std::{
     borrow::Cow,
@@ -30,7 +33,8 @@ impl Optimizer {
     /// Writes all states to `path`: first whole to `path.part`, then, once that is on the disk, by
     /// a rename. A crash leaves the old file or the new one.
     ///
-    /// *Memory:* none for states in memory; one plane at a time for those in a file.
+    /// *Memory:* none for states in memory; one plane at a time for those in a file; a copy of those
+    /// on another device.
     /// # Errors
     /// If the system refuses, or a state was torn by a failed update.
     pub fn save(&self, path: &Path) -> Result<()> {
@@ -70,8 +74,9 @@ impl Optimizer {
     /// *Memory:* the whole file, until it returns.
     /// # Errors
     /// If the file is cut short, belongs to another optimizer or configuration, or does not hold
-    /// the states of exactly these parameters: then the old states are intact. Only a state file
-    /// that refuses to be written may leave a mixture, whose parameters are then refused as torn.
+    /// the states of exactly these parameters: then the old states are intact. Only a device that
+    /// runs out of memory, or a state file that cannot be written, leaves a mixture; a parameter
+    /// that was being written is then refused as torn.
     pub fn load(&mut self, path: &Path) -> Result<()> {
         let bytes = fs::read(path);
         let bytes = bytes.map_err(|source| StateError::Io { path: path.to_owned(), source })?;
@@ -85,8 +90,8 @@ impl Optimizer {
         let counts = check_tensors(path, &self.params, &tensors)?;
         for (param, t) in self.params.iter_mut().zip(counts) {
             fill(param, self.file.as_ref(), &tensors).map_err(|error| match error {
-                Fill::State(error) => error,
-                Fill::Tensors(error) => damaged(error),
+                Fill::Refused(error) => error,
+                Fill::Tensors(error) => damaged(error).into(),
             })?;
             param.t = t;
         }
@@ -105,6 +110,7 @@ impl Optimizer {
                 let (start, n_bytes) = (starts[i], param.plan.planes[i].n_bytes as usize);
                 Ok(Source::File { file, start, n_bytes, failure })
             }
+            (State::Device(state), _) => Ok(Source::Device(raw(&state[i])?)),
             (State::File { .. }, file) => {
                 let path = file.as_ref().map_or_else(PathBuf::new, |f| f.path().to_owned());
                 Err(StateError::Torn { path, name: param.name.clone() }.into())
@@ -123,6 +129,7 @@ struct Bytes<'a> {
 enum Source<'a> {
     Count([u8; 8]),
     Ram(&'a [u8]),
+    Device(Vec<u8>),
     File {
         file: &'a StateFile,
         start: u64,
@@ -152,6 +159,7 @@ impl View for Bytes<'_> {
         match &self.source {
             Source::Count(bytes) => Cow::Borrowed(bytes),
             Source::Ram(bytes) => Cow::Borrowed(bytes),
+            Source::Device(bytes) => Cow::Borrowed(bytes),
             Source::File { file, start, n_bytes, failure } => {
                 let mut bytes = vec![0; *n_bytes];
                 if let Err(error) = file.read(*start, &mut bytes) {
@@ -166,6 +174,7 @@ impl View for Bytes<'_> {
         match &self.source {
             Source::Count(bytes) => bytes.len(),
             Source::Ram(bytes) => bytes.len(),
+            Source::Device(bytes) => bytes.len(),
             Source::File { n_bytes, .. } => *n_bytes,
         }
     }
@@ -274,7 +283,7 @@ fn check_tensors(
 }
 
 enum Fill {
-    State(StateError),
+    Refused(Error),
     Tensors(SafeTensorError),
 }
 
@@ -287,15 +296,31 @@ fn fill(param: &mut Param, file: Option<&StateFile>, tensors: &SafeTensors) -> R
             (State::Ram(planes), _) => planes[i].copy_from_slice(data),
             (State::File { starts, is_torn }, Some(file)) => {
                 *is_torn = true;
-                file.write(starts[i], data).map_err(Fill::State)?;
+                file.write(starts[i], data).map_err(|error| Fill::Refused(error.into()))?;
             }
             (State::File { .. }, None) => unreachable!("a state in a file has a file"),
+            (State::Device(state), _) => {
+                let dtype = composed::dtype_of(plane.dtype);
+                let device = param.var.device();
+                let fresh = Tensor::from_raw_buffer(data, dtype, &plane.dims, device);
+                state[i] = fresh.map_err(|error| Fill::Refused(error.into()))?;
+            }
         }
     }
     if let State::File { is_torn, .. } = &mut param.state {
         *is_torn = false;
     }
     Ok(())
+}
+
+/// A tensor's bytes as they are in a checkpoint; it is f32, f64 or bf16.
+fn raw(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match flat.dtype() {
+        DType::F64 => flat.to_vec1::<f64>()?.into_iter().flat_map(f64::to_le_bytes).collect(),
+        DType::BF16 => flat.to_vec1::<bf16>()?.into_iter().flat_map(bf16::to_le_bytes).collect(),
+        _ => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_le_bytes).collect(),
+    })
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

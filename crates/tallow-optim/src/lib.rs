@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 mod checkpoint;
+mod composed;
 mod config;
 mod error;
 mod file;

@@ -1,6 +1,7 @@
 //! The optimizer: parameters with their counts and states, and the steps.
 
 use crate::{
+    composed,
     config::{Config, Place, Treatment, check_learning_rate},
     error::{Error, ParameterError, Result},
     file::StateFile,
@@ -46,6 +47,8 @@ pub(crate) enum State {
         starts: Vec<u64>,
         is_torn: bool,
     },
+    /// A tensor a plane, beside a parameter that is not on the CPU.
+    Device(Vec<Tensor>),
 }
 
 impl Optimizer {
@@ -64,7 +67,7 @@ impl Optimizer {
             else {
                 continue;
             };
-            check_parameter(name, var)?;
+            check_parameter(name, var, &config)?;
             let twin = by_name.get(name).or(by_id.get(&var.as_tensor().id()));
             if let Some(&twin) = twin {
                 let first = trained[twin as usize].name.clone();
@@ -88,11 +91,7 @@ impl Optimizer {
         }
         let file = match &config.place {
             Place::Ram => {
-                for param in &mut trained {
-                    let planes = &param.plan.planes;
-                    param.state =
-                        State::Ram(planes.iter().map(|p| vec![0; p.n_bytes as usize]).collect());
-                }
+                trained.iter_mut().try_for_each(Param::make_room)?;
                 None
             }
             Place::File { path, window_bytes } => {
@@ -200,6 +199,9 @@ impl Optimizer {
                 fused::apply(&update, &param.var, grad, &mut window)?;
             }
             (State::File { .. }, None) => unreachable!("a state in a file has a file"),
+            (State::Device(state), _) => {
+                composed::apply(&update.step, &param.var, grad, state)?;
+            }
         }
         param.t = t;
         Ok(())
@@ -217,6 +219,17 @@ pub enum Stepped {
 }
 
 impl Param {
+    /// A state of zeros in the memory that the parameter is in.
+    fn make_room(&mut self) -> Result<()> {
+        let planes = &self.plan.planes;
+        self.state = if self.var.device().is_cpu() {
+            State::Ram(planes.iter().map(|plane| vec![0; plane.n_bytes as usize]).collect())
+        } else {
+            State::Device(composed::zeros(&self.plan, &self.var)?)
+        };
+        Ok(())
+    }
+
     fn check_gradient(&self, grad: &Tensor) -> Result<()> {
         if grad.shape() == self.var.shape() && fused::is_float(grad.dtype()) {
             return Ok(());
@@ -231,18 +244,15 @@ impl Param {
     }
 }
 
-fn check_parameter(name: &str, var: &Var) -> Result<(), ParameterError> {
-    let name = name.to_owned();
+fn check_parameter(name: &str, var: &Var, config: &Config) -> Result<(), ParameterError> {
     if !fused::is_float(var.dtype()) {
-        return Err(ParameterError::DType { name, dtype: var.dtype() });
+        return Err(ParameterError::DType { name: name.to_owned(), dtype: var.dtype() });
     }
     if !var.is_contiguous() {
-        return Err(ParameterError::Layout { name, shape: var.shape().clone() });
+        let (name, shape) = (name.to_owned(), var.shape().clone());
+        return Err(ParameterError::Layout { name, shape });
     }
-    if !var.device().is_cpu() {
-        return Err(ParameterError::Device { name, setting: "update yet" });
-    }
-    Ok(())
+    if var.device().is_cpu() { Ok(()) } else { composed::check(name, config, var.dtype()) }
 }
 
 impl candle_nn::Optimizer for Optimizer {
