@@ -47,9 +47,10 @@ pub enum SecondMoment<'a> {
     },
 }
 
-/// Bytes [`adafactor`] borrows, besides partial sums: the numbers of the second moment once more.
+/// The most bytes [`adafactor`] borrows, besides partial sums: the numbers of the second moment
+/// once more, and sums of factors in `f64`.
 pub const fn adafactor_scratch_bytes(second_moment_bytes: u64) -> u64 {
-    second_moment_bytes
+    3 * second_moment_bytes
 }
 
 /// The second moment in accumulator precision, with the means that the factors need.
@@ -147,19 +148,19 @@ fn second_moment<A: Real, G: Element>(
     second: SecondMoment,
 ) -> Variance<A> {
     let beta = A::of(libm::pow(rule.t as f64, rule.beta2_decay));
-    let moved = |plane: &mut [u8], news: &[f64]| {
+    let moved = |plane: &mut [u8], news: &dyn Fn(usize) -> f64| {
         let mut numbers = numbers::<A>(plane);
-        assert_eq!(numbers.len(), news.len(), "adafactor: numbers of a second moment");
-        for (x, new) in numbers.iter_mut().zip(news) {
-            *x += beta * (A::of(*new) - *x);
+        for (i, x) in numbers.iter_mut().enumerate() {
+            *x += beta * (A::of(news(i)) - *x);
         }
         put(plane, &numbers);
         numbers
     };
     match second {
         SecondMoment::Whole(plane) => {
-            let squares: Vec<f64> = grad.iter().map(|g| square(*g)).collect();
-            Variance::Whole(moved(plane, &squares))
+            let n_bytes = grad.len() * size_of::<A>();
+            assert_eq!(plane.len(), n_bytes, "adafactor: bytes of the second moment");
+            Variance::Whole(moved(plane, &|i| square(grad[i])))
         }
         SecondMoment::Factored { n_rows, n_cols, row, col } => {
             let area = n_rows * n_cols;
@@ -173,7 +174,17 @@ fn second_moment<A: Real, G: Element>(
                 .flat_map(|matrix| col_sums(matrix, n_cols))
                 .map(|sum| sum / n_rows as f64)
                 .collect();
-            let (row, col) = (moved(row, &rows), moved(col, &cols));
+            assert_eq!(
+                row.len(),
+                rows.len() * size_of::<A>(),
+                "adafactor: bytes of the row factor"
+            );
+            assert_eq!(
+                col.len(),
+                cols.len() * size_of::<A>(),
+                "adafactor: bytes of the col factor"
+            );
+            let (row, col) = (moved(row, &|i| rows[i]), moved(col, &|i| cols[i]));
             let mean =
                 |rows: &[A]| A::of(rows.iter().map(|r| r.f64()).sum::<f64>() / n_rows as f64);
             let mean = row.chunks(n_rows).map(mean).collect();

@@ -16,15 +16,27 @@ pub enum Sign {
     Unsigned,
 }
 
-/// 256 values in ascending order, and the midpoints between neighbours.
+/// The bits of an `f32` above these say which cell of a table its magnitude falls in: its exponent
+/// and 7 bits of its fraction. Values lie far enough apart that a cell has one midpoint at most.
+const CELL_SHIFT: u32 = 16;
+/// The cell of 2^-23, below the least midpoint of either map.
+const FIRST_CELL: u32 = (127 - 23) << 7;
+/// The last cell is that of 1.
+const N_CELLS: usize = (23 << 7) + 1;
+
+/// 256 values in ascending order, and how to find the nearest.
 pub(crate) struct Map8 {
     values: [f32; 256],
-    /// `midpoints[i]` parts codes `i` and `i + 1`; the last entry is infinite.
-    midpoints: [f32; 256],
     /// The code of the value 0.
     zero: u8,
-    /// The least code a positive value may take.
+    /// How far below `zero` codes go.
+    n_negative: u8,
+    /// The least step above `zero` that a positive value may take.
     least: u8,
+    /// `midpoints[k]` parts the magnitudes `k` and `k + 1` steps above `zero`; infinite at the end.
+    midpoints: [f32; 256],
+    /// Midpoints below a cell.
+    n_below: [u8; N_CELLS],
 }
 
 static SIGNED: LazyLock<Map8> = LazyLock::new(|| Map8::new(Sign::Signed));
@@ -39,35 +51,24 @@ impl Map8 {
     }
 
     fn new(sign: Sign) -> Map8 {
-        const MAX_EXPONENT: i32 = 7;
-        let mut all = vec![0.0, 1.0];
-        for i in 0..MAX_EXPONENT {
-            // The bits left for the fraction; without a sign there is one more.
-            let n_fractions = match sign {
-                Sign::Signed => 1 << i,
-                Sign::Unsigned => 1 << (i + 1),
-            };
-            let scale = libm::pow(10.0, f64::from(i + 1 - MAX_EXPONENT));
-            for j in 0..n_fractions {
-                let mean = 0.1 + 0.9 * (f64::from(j) + 0.5) / f64::from(n_fractions);
-                all.push(scale * mean);
-                if sign == Sign::Signed {
-                    all.push(-scale * mean);
-                }
-            }
-        }
-        all.sort_by(f64::total_cmp);
-        let values: [f32; 256] = std::array::from_fn(|i| all[i] as f32);
-        let midpoints = std::array::from_fn(|i| match all.get(i + 1) {
-            Some(next) => ((all[i] + next) / 2.0) as f32,
+        let all = exact_values(sign);
+        let zero = all.iter().position(|v| *v == 0.0).expect("0 is in the map");
+        let midpoints: [f32; 256] = std::array::from_fn(|k| match all.get(zero + k + 1) {
+            Some(next) => ((all[zero + k] + next) / 2.0) as f32,
             None => f32::INFINITY,
         });
-        let zero = all.iter().position(|v| *v == 0.0).expect("0 is in the map") as u8;
-        let least = match sign {
-            Sign::Signed => 0,
-            Sign::Unsigned => zero + 1,
-        };
-        Map8 { values, midpoints, zero, least }
+        let n_below = std::array::from_fn(|i| {
+            let floor = f32::from_bits((FIRST_CELL + i as u32) << CELL_SHIFT);
+            midpoints.partition_point(|m| *m < floor) as u8
+        });
+        Map8 {
+            values: std::array::from_fn(|i| all[i] as f32),
+            zero: zero as u8,
+            n_negative: zero as u8,
+            least: u8::from(sign == Sign::Unsigned),
+            midpoints,
+            n_below,
+        }
     }
 
     #[inline(always)]
@@ -84,16 +85,70 @@ impl Map8 {
     /// becomes 0.
     #[inline(always)]
     pub(crate) fn code(&self, x: f32) -> u8 {
-        let mut code = 0;
-        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            code += if x > self.midpoints[code + step - 1] { step } else { 0 };
-        }
-        let code = code as u8;
-        if x > 0.0 { code.max(self.least) } else { code }
+        let magnitude = x.abs();
+        let cell = (magnitude.to_bits() >> CELL_SHIFT).saturating_sub(FIRST_CELL) as usize;
+        let below = self.n_below[cell.min(N_CELLS - 1)];
+        let steps = below + u8::from(magnitude > self.midpoints[usize::from(below)]);
+        // Both and a choice: no predictor guesses the sign of a moment.
+        let up = self.zero + steps.max(self.least * u8::from(x > 0.0));
+        let down = self.zero - steps.min(self.n_negative);
+        if x < 0.0 { down } else { up }
     }
+}
+
+/// The 256 values, ascending, before they are rounded to `f32`.
+fn exact_values(sign: Sign) -> Vec<f64> {
+    const MAX_EXPONENT: i32 = 7;
+    let mut all = vec![0.0, 1.0];
+    for i in 0..MAX_EXPONENT {
+        // The bits left for the fraction; without a sign there is one more.
+        let n_fractions = match sign {
+            Sign::Signed => 1 << i,
+            Sign::Unsigned => 1 << (i + 1),
+        };
+        let scale = libm::pow(10.0, f64::from(i + 1 - MAX_EXPONENT));
+        for j in 0..n_fractions {
+            let mean = 0.1 + 0.9 * (f64::from(j) + 0.5) / f64::from(n_fractions);
+            all.push(scale * mean);
+            if sign == Sign::Signed {
+                all.push(-scale * mean);
+            }
+        }
+    }
+    all.sort_by(f64::total_cmp);
+    all
 }
 
 /// The 256 values of a map, ascending; what a code times its block's scale stands for.
 pub fn dynamic_map(sign: Sign) -> [f32; 256] {
     Map8::of(sign).values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_the_nearest_one() {
+        for sign in [Sign::Signed, Sign::Unsigned] {
+            let (map, all) = (Map8::of(sign), exact_values(sign));
+            // Every cell and its edges, values, midpoints and their neighbours.
+            let edges = (0..=1.0f32.to_bits() >> 12).map(|i| f32::from_bits(i << 12));
+            let marks = map.values.into_iter().chain(map.midpoints);
+            let near = marks.flat_map(|m| [m.next_down(), m, m.next_up()]);
+            for x in edges.chain(near).flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
+                if sign == Sign::Unsigned && x <= 0.0 {
+                    continue;
+                }
+                let error = |v: f64| (v - f64::from(x)).abs();
+                let best = all.iter().map(|v| error(*v)).fold(f64::INFINITY, f64::min);
+                let code = map.code(x);
+                let is_least = sign == Sign::Unsigned && code == 1 && x < map.midpoints[0];
+                let got = error(all[usize::from(code)]);
+                let rounding = f64::from(x.abs() * f32::EPSILON);
+                assert!(got <= best + rounding || is_least, "{sign:?} {x:e}: code {code}");
+            }
+            assert_eq!((map.code(0.0), map.code(-0.0)), (map.zero, map.zero));
+        }
+    }
 }

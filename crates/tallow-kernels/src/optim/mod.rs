@@ -79,15 +79,15 @@ impl<'a> Weights<'a> {
             }
             Weights::Nearest | Weights::Stochastic => {
                 for (x, p) in param.iter_mut().zip(p) {
-                    *x = T::narrow(*p);
+                    *x = T::nearest(*p);
                 }
             }
             Weights::Kahan(lost) => {
                 for (x, p) in param.iter_mut().zip(p) {
-                    *x = T::narrow(*p);
+                    *x = T::nearest(*p);
                 }
                 write(&mut lost[2 * at..][..2 * p.len()], p, |p| {
-                    low(p.f64(), T::narrow(p).widen().f64())
+                    low(p.f64(), T::nearest(p).widen().f64())
                 });
             }
         }

@@ -164,11 +164,11 @@ impl<'a> Moment<'a> {
                 });
             }
             Format::Bf16(rounding) => {
-                let nearest = |x: A| bf16::from_f32(f32(x));
+                let nearest = |x: A| bf16::nearest(f32(x));
                 write(&mut self.main[2 * at..][..2 * n], src, |x| nearest(x).to_le_bytes());
                 if rounding == Rounding::Kahan {
                     write(&mut self.side[2 * at..][..2 * n], src, |x| {
-                        low(x.f64(), nearest(x).to_f64())
+                        low(x.f64(), f64::from(nearest(x).to_f32()))
                     });
                 }
             }
@@ -208,8 +208,8 @@ fn quantise<A: Real>(map: &Map8, src: &[A], codes: &mut [u8]) -> f32 {
 /// What rounding `x` to `stored` lost, as bf16; 0 where either is not finite.
 #[inline(always)]
 pub(crate) fn low(x: f64, stored: f64) -> [u8; 2] {
-    let lost = x - stored;
-    bf16::from_f64(if lost.is_finite() { lost } else { 0.0 }).to_le_bytes()
+    let lost = (x - stored) as f32;
+    bf16::nearest(if lost.is_finite() { lost } else { 0.0 }).to_le_bytes()
 }
 
 /// Adds the compensation to values read from their main plane.

@@ -28,14 +28,14 @@ impl Draws {
     /// a call of Philox.
     #[inline(always)]
     pub(crate) fn each(self, first: u64, n: usize, mut f: impl FnMut(usize, u16)) {
-        let mut words = [0; 4];
-        for i in 0..n {
+        let mut i = 0;
+        while i < n {
             let at = first + i as u64;
-            if i == 0 || at.is_multiple_of(8) {
-                words = self.words(at / 8);
+            let words = self.words(at / 8);
+            for lane in (at % 8) as usize..8.min((at % 8) as usize + n - i) {
+                f(i, (words[lane / 2] >> (16 * (lane % 2))) as u16);
+                i += 1;
             }
-            let lane = (at % 8) as usize;
-            f(i, (words[lane / 2] >> (16 * (lane % 2))) as u16);
         }
     }
 
@@ -49,6 +49,12 @@ impl Draws {
 pub trait Weight: Element {
     /// Whether it has fewer bits than its accumulator, so that rounding matters.
     const ROUNDS: bool;
+
+    /// `x` rounded to nearest, ties to even; NaN stays NaN.
+    #[inline(always)]
+    fn nearest(x: Self::Acc) -> Self {
+        Self::narrow(x)
+    }
 
     /// `x` rounded to one of its two neighbours: away from zero if `draw / 2^16` is below the part
     /// of the way there. Infinities, NaN and what lies beyond the largest number round to nearest.
@@ -70,6 +76,15 @@ exact!(f64);
 
 impl Weight for bf16 {
     const ROUNDS: bool = true;
+
+    /// Without a branch on the fraction, which no predictor guesses.
+    #[inline(always)]
+    fn nearest(x: f32) -> bf16 {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let quiet = bits >> 16 | 0x40;
+        bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
+    }
 
     #[inline(always)]
     fn stochastic(x: f32, draw: u16) -> bf16 {
@@ -97,5 +112,19 @@ impl Weight for f16 {
         }
         let part = (x - inner.to_f32()) / (outer.to_f32() - inner.to_f32());
         if f32::from(draw) < part * 65536.0 { outer } else { inner }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_branchless_rounding_is_half_s() {
+        let steps = (0..=u32::MAX >> 7).map(|i| f32::from_bits(i << 7 | i & 0x7f));
+        for x in steps.chain([f32::NAN, f32::MAX, f32::INFINITY, -0.0]) {
+            let (got, want) = (bf16::nearest(x), bf16::from_f32(x));
+            assert!(got.to_bits() == want.to_bits(), "{x:e}: {got} {want}");
+        }
     }
 }
