@@ -1,5 +1,6 @@
 //! The workspace's own commands, run as `cargo xtask COMMAND`.
 
+mod bench;
 mod check;
 mod layers;
 mod metadata;
@@ -27,6 +28,9 @@ enum Verb {
     Layers,
     /// Type-check each library with nothing else selected.
     Alone,
+    /// Measure; each mode in its own process.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -42,10 +46,10 @@ fn main() -> ExitCode {
 
 /// Runs the command and says whether it found nothing wrong.
 fn run(command: &Verb) -> Result<bool> {
-    let metadata = Metadata::load()?;
     match command {
-        Verb::Check => check::check(&metadata),
-        Verb::Layers => tidy::layers(&metadata),
-        Verb::Alone => check::alone(&metadata),
+        Verb::Check => check::check(&Metadata::load()?),
+        Verb::Layers => tidy::layers(&Metadata::load()?),
+        Verb::Alone => check::alone(&Metadata::load()?),
+        Verb::Bench(bench) => bench::run(bench),
     }
 }

@@ -1,9 +1,15 @@
 //! The configuration: a file, overrides, and what they mean once checked.
 
 use anyhow::{Context, Result, bail, ensure};
+use candle_core::DType;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tallow_train::{AdamW, BatchSplit};
+use tallow_train::{
+    BatchSplit,
+    accum::Clip,
+    optim::{self, Algorithm, BLOCK_ELEMS, Rounding, Shape, StateFormat},
+    precision::{DynamicScale, LossScale, Policy},
+};
 
 const DIGITS: &str = "digits";
 const RESNET_DIGITS: &str = "resnet-digits";
@@ -28,9 +34,21 @@ pub(crate) struct Config {
     /// Weight of the uniform distribution in the loss.
     pub(crate) label_smoothing: f64,
     /// The optimizer.
-    pub(crate) optimizer: AdamW,
-    /// How its learning rate changes.
-    pub(crate) schedule: Decay,
+    pub(crate) optimizer: optim::Config,
+    /// The optimizer and its state, as written.
+    pub(crate) optimizer_name: String,
+    /// Updates of warm-up.
+    pub(crate) warmup_updates: u64,
+    /// What follows them.
+    pub(crate) decay: Decay,
+    /// Limit of the gradients.
+    pub(crate) clip: Clip,
+    /// What computes in what.
+    pub(crate) policy: Policy,
+    /// The precision, as written.
+    pub(crate) precision_name: String,
+    /// The loss scale at the start.
+    pub(crate) loss_scale: LossScale,
 }
 
 /// The name of a schedule; the length of the run is not known yet.
@@ -43,6 +61,18 @@ pub(crate) enum Decay {
     Linear,
     /// Along half a cosine to 0.
     Cosine,
+}
+
+impl Decay {
+    /// Over a run of `total_updates`.
+    pub(crate) fn shape(self, total_updates: u64) -> Shape {
+        let end = 0.0;
+        match self {
+            Decay::Constant => Shape::Constant,
+            Decay::Linear => Shape::Linear { total_updates, end },
+            Decay::Cosine => Shape::Cosine { total_updates, end },
+        }
+    }
 }
 
 /// Where images come from.
@@ -78,17 +108,74 @@ struct Train {
     seed: Option<u64>,
     learning_rate: Option<f64>,
     schedule: Option<Decay>,
+    warmup_updates: Option<u64>,
+    clip_norm: Option<f64>,
     label_smoothing: Option<f64>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct OptimizerSection {
-    name: Option<String>,
+    name: Option<AlgorithmName>,
+    state: Option<State>,
     weight_decay: Option<f64>,
     beta1: Option<f64>,
     beta2: Option<f64>,
     eps: Option<f64>,
+    momentum: Option<f64>,
+    nesterov: Option<bool>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum AlgorithmName {
+    AdamW,
+    Adam,
+    Sgd,
+    Lion,
+    Adafactor,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum State {
+    #[serde(rename = "f32")]
+    F32,
+    #[serde(rename = "bf16")]
+    Bf16,
+    #[serde(rename = "8bit")]
+    Bits8,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Precision {
+    compute: Option<Compute>,
+    loss_scale: Option<Scale>,
+    masters: Option<bool>,
+    keep_f32: Option<Vec<String>>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Compute {
+    F32,
+    Bf16,
+    F16,
+    Fp8,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "loss_scale is \"dynamic\", \"off\" or a number")]
+enum Scale {
+    Number(f64),
+    Word(ScaleWord),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ScaleWord {
+    Dynamic,
+    Off,
 }
 
 /// Reads `path` if there is one, applies the overrides in order, and checks the whole.
@@ -106,18 +193,25 @@ pub(crate) fn load(path: Option<&Path>, overrides: &[String]) -> Result<Config> 
     let model: Model = section(&mut table, "model")?;
     let data: Data = section(&mut table, "data")?;
     let train: Train = section(&mut table, "train")?;
+    let precision: Precision = section(&mut table, "precision")?;
     let optimizer: OptimizerSection = section(&mut table, "optimizer")?;
     if let Some(key) = table.keys().next() {
-        bail!("section `{key}` is unknown; there are `model`, `data`, `train` and `optimizer`");
+        bail!(
+            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision` and \
+             `optimizer`"
+        );
     }
     let model = model.name.as_deref().unwrap_or(RESNET_DIGITS);
     ensure!(model == RESNET_DIGITS, "model.name `{model}` is unknown; there is `{RESNET_DIGITS}`");
-    let name = optimizer.name.as_deref().unwrap_or("adamw");
-    ensure!(name == "adamw", "optimizer.name `{name}` is unknown; there is `adamw`");
-    checked(data, train, &optimizer)
+    checked(data, train, precision, optimizer)
 }
 
-fn checked(data: Data, train: Train, optimizer: &OptimizerSection) -> Result<Config> {
+fn checked(
+    data: Data,
+    train: Train,
+    precision: Precision,
+    optimizer: OptimizerSection,
+) -> Result<Config> {
     let source = match data.source.as_deref() {
         None | Some(DIGITS) => Source::Digits,
         Some(path) => Source::Folder(PathBuf::from(path)),
@@ -132,24 +226,133 @@ fn checked(data: Data, train: Train, optimizer: &OptimizerSection) -> Result<Con
     let batch = train.batch.or((!derived).then_some(32));
     let split = BatchSplit::derive(batch, train.micro_batch, train.accumulate, 1)
         .context("section `train`")?;
-    let defaults = AdamW::default_for(train.learning_rate.unwrap_or(4e-3));
+    let seed = train.seed.unwrap_or(0);
+    let learning_rate = train.learning_rate.unwrap_or(4e-3);
+    let positive = |x: f64| x > 0.0 && x.is_finite();
+    ensure!(positive(learning_rate), "train.learning_rate is {learning_rate}, it must be above 0");
+    let clip = match train.clip_norm {
+        None => Clip::Off,
+        Some(norm) => {
+            ensure!(positive(norm), "train.clip_norm is {norm}, it must be above 0");
+            Clip::Norm(norm)
+        }
+    };
+    let compute = precision.compute.unwrap_or(Compute::F32);
+    let (policy, weights) = policy(&precision, compute)?;
+    let (optimizer_name, optimizer) = algorithm(&optimizer, learning_rate)?;
     Ok(Config {
         source,
         held_out,
         split,
         epochs: train.epochs.unwrap_or(5),
         max_updates: train.max_updates,
-        seed: train.seed.unwrap_or(0),
+        seed,
         label_smoothing: train.label_smoothing.unwrap_or(0.0),
-        schedule: train.schedule.unwrap_or(Decay::Linear),
-        optimizer: AdamW {
-            weight_decay: optimizer.weight_decay.unwrap_or(defaults.weight_decay),
-            beta1: optimizer.beta1.unwrap_or(defaults.beta1),
-            beta2: optimizer.beta2.unwrap_or(defaults.beta2),
-            eps: optimizer.eps.unwrap_or(defaults.eps),
-            ..defaults
-        },
+        optimizer: optim::Config { weights, seed, ..optimizer },
+        optimizer_name,
+        warmup_updates: train.warmup_updates.unwrap_or(0),
+        decay: train.schedule.unwrap_or(Decay::Linear),
+        clip,
+        policy,
+        precision_name: compute.name(precision.masters != Some(false)),
+        loss_scale: loss_scale(precision.loss_scale, compute)?,
     })
+}
+
+impl Compute {
+    fn name(self, masters: bool) -> String {
+        let name = match self {
+            Compute::F32 => "f32",
+            Compute::Bf16 => "bf16",
+            Compute::F16 => "f16",
+            Compute::Fp8 => "fp8",
+        };
+        if masters { name.to_string() } else { format!("{name} without masters") }
+    }
+}
+
+/// What computes in what, and how weights without master copies are rounded.
+fn policy(precision: &Precision, compute: Compute) -> Result<(Policy, Rounding)> {
+    let mut policy = match compute {
+        Compute::F32 => Policy::f32(),
+        Compute::Bf16 => Policy::bf16(),
+        Compute::F16 => Policy::f16(),
+        Compute::Fp8 => Policy::fp8_stored(DType::BF16),
+    };
+    for pattern in precision.keep_f32.iter().flatten() {
+        policy = policy.with(pattern, DType::F32);
+    }
+    match (precision.masters, compute) {
+        (None | Some(true), _) => Ok((policy, Rounding::Nearest)),
+        (Some(false), Compute::Bf16 | Compute::F16) => {
+            Ok((Policy { parameter: policy.compute, ..policy }, Rounding::Stochastic))
+        }
+        (Some(false), Compute::F32) => {
+            bail!("precision.masters is false, but f32 weights are their own masters")
+        }
+        (Some(false), Compute::Fp8) => {
+            bail!("precision.masters is false, but fp8 weights need masters; use bf16")
+        }
+    }
+}
+
+fn loss_scale(scale: Option<Scale>, compute: Compute) -> Result<LossScale> {
+    let dynamic = || LossScale::dynamic(DynamicScale::STANDARD).context("precision.loss_scale");
+    match scale {
+        None if compute == Compute::F16 => dynamic(),
+        None | Some(Scale::Word(ScaleWord::Off)) => Ok(LossScale::off()),
+        Some(Scale::Word(ScaleWord::Dynamic)) => dynamic(),
+        Some(Scale::Number(scale)) => {
+            LossScale::fixed(scale as f32).context("precision.loss_scale")
+        }
+    }
+}
+
+/// The optimizer; a number that its formula does not have is refused, not ignored.
+fn algorithm(given: &OptimizerSection, learning_rate: f64) -> Result<(String, optim::Config)> {
+    use AlgorithmName as Name;
+    let name = given.name.unwrap_or(Name::AdamW);
+    let betas = |beta1: f64, beta2: f64| {
+        (given.beta1.unwrap_or(beta1), given.beta2.unwrap_or(beta2), given.eps.unwrap_or(1e-8))
+    };
+    let (text, algorithm, decay) = match name {
+        Name::AdamW => {
+            let (beta1, beta2, eps) = betas(0.9, 0.999);
+            ("adamw", Algorithm::AdamW { beta1, beta2, eps }, 0.01)
+        }
+        Name::Adam => {
+            let (beta1, beta2, eps) = betas(0.9, 0.999);
+            ("adam", Algorithm::Adam { beta1, beta2, eps }, 0.0)
+        }
+        Name::Lion => {
+            let (beta1, beta2, _) = betas(0.9, 0.99);
+            ("lion", Algorithm::Lion { beta1, beta2 }, 0.0)
+        }
+        Name::Sgd => {
+            let (momentum, nesterov) =
+                (given.momentum.unwrap_or(0.0), given.nesterov.unwrap_or(false));
+            ("sgd", Algorithm::Sgd { momentum, nesterov }, 0.0)
+        }
+        Name::Adafactor => ("adafactor", Algorithm::ADAFACTOR, 0.0),
+    };
+    let adam = matches!(name, Name::AdamW | Name::Adam);
+    for (key, given, known) in [
+        ("beta1", given.beta1.is_some(), adam || name == Name::Lion),
+        ("beta2", given.beta2.is_some(), adam || name == Name::Lion),
+        ("eps", given.eps.is_some(), adam),
+        ("momentum", given.momentum.is_some(), name == Name::Sgd),
+        ("nesterov", given.nesterov.is_some(), name == Name::Sgd),
+    ] {
+        ensure!(!given || known, "optimizer.{key} is given, but {text} has none");
+    }
+    let (state, format) = match given.state {
+        None | Some(State::F32) => ("f32", StateFormat::F32),
+        Some(State::Bf16) => ("bf16", StateFormat::Bf16(Rounding::Stochastic)),
+        Some(State::Bits8) => ("8bit", StateFormat::Bits8 { block_elems: BLOCK_ELEMS }),
+    };
+    let weight_decay = given.weight_decay.unwrap_or(decay);
+    let config = optim::Config::new(algorithm, learning_rate);
+    Ok((format!("{text}, {state} state"), optim::Config { weight_decay, format, ..config }))
 }
 
 fn read(path: &Path) -> Result<toml::Table> {

@@ -25,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) recompute: String,
     /// Optimizer.
     pub(crate) optimizer: String,
+    /// Bytes of the optimizer's state.
+    pub(crate) optimizer_state_bytes: u64,
     /// Seed of weights and order.
     pub(crate) seed: u64,
     /// Updates made.

@@ -1,19 +1,23 @@
 //! `tallow train`.
 
 use crate::{
-    config::{Config, Decay, Source},
+    config::{Config, Source},
     report::{self, Report},
     view::View,
 };
-use anyhow::{Context, Result, ensure};
-use candle_core::{DType, Device};
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::Device;
 use std::path::Path;
 use tallow_data::{ImageSet, Pixels};
 use tallow_memory::Meter;
 use tallow_models::ResNetConfig;
-use tallow_train::{Epochs, Outcome, Params, Recipe, Schedule, Trainer, fit};
-
-const DTYPE: DType = DType::F32;
+use tallow_train::{
+    Epochs, Outcome, Params, Recipe, Trainer,
+    accum::{ADVISED_MICRO_BATCHES, AccumConfig, AccumDType},
+    fit,
+    optim::Schedule,
+    precision::Masters,
+};
 
 /// Trains, prints what happens, and leaves `report.json` in `out`.
 ///
@@ -29,11 +33,15 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
     report::prepare(out)?;
     let device = Device::Cpu;
     let params = Params::new(config.seed);
-    let model = model_config.build(params.builder(DTYPE, &device))?;
+    let masters = Masters::new(config.policy.clone(), params.clone())?;
+    let model = model_config.build(masters.builder(&device))?;
+    if let Some(pattern) = config.policy.unmatched(&masters.params()).first() {
+        bail!("precision.keep_f32 `{pattern}` matches no parameter of the model");
+    }
     let plan = Epochs {
         train,
         held_out,
-        pixels: Pixels::digits(DTYPE, &device),
+        pixels: Pixels::digits(config.policy.compute, &device),
         batch: config.split.batch(),
         epochs: config.epochs,
         max_updates: config.max_updates,
@@ -41,24 +49,18 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
     };
     plan.check()?;
     let n_updates = plan.n_updates();
-    let recipe = Recipe {
-        split: config.split,
-        optimizer: config.optimizer,
-        schedule: match config.schedule {
-            Decay::Constant => Schedule::Constant,
-            Decay::Linear => Schedule::Linear { n_updates },
-            Decay::Cosine => Schedule::Cosine { n_updates },
-        },
-        label_smoothing: config.label_smoothing,
-    };
     println!(
-        "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {}",
+        "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {} \
+         in micro-batches of {}, {}, {}",
         params.n_trainable(),
         plan.train.n_images(),
         plan.held_out.n_images(),
         plan.batch,
+        config.split.micro_batch(),
+        config.precision_name,
+        config.optimizer_name,
     );
-    let mut trainer = Trainer::new(model, params.trainable(), recipe)?;
+    let mut trainer = Trainer::new(model, masters, params.buffers(), recipe(config, n_updates))?;
     let mut view = View::new(n_updates, plan.epochs, meter);
     let outcome = fit(&mut trainer, &plan, |event| view.show(event))?;
     let (peak_bytes, rss_peak_bytes) =
@@ -67,11 +69,28 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
     let report = Report {
         peak_bytes,
         rss_peak_bytes,
+        optimizer_state_bytes: trainer.optimizer().state_bytes(),
         ..summary(config, &outcome, params.n_trainable(), [height, width])
     };
     report::write(out, &report)?;
     println!("report in {}", out.join("report.json").display());
     Ok(())
+}
+
+fn recipe(config: &Config, n_updates: u64) -> Recipe {
+    Recipe {
+        split: config.split,
+        optimizer: config.optimizer.clone(),
+        schedule: Schedule {
+            peak: config.optimizer.learning_rate,
+            warmup_updates: config.warmup_updates,
+            shape: config.decay.shape(n_updates),
+        },
+        loss_scale: config.loss_scale.clone(),
+        accum: AccumConfig { dtype: AccumDType::F32, warn_above: ADVISED_MICRO_BATCHES },
+        clip: config.clip,
+        label_smoothing: config.label_smoothing,
+    }
 }
 
 /// The images, cut into those to learn from and those to judge by.
@@ -101,9 +120,9 @@ fn summary(config: &Config, outcome: &Outcome, params: u64, size: [usize; 2]) ->
         batch: config.split.batch() as u64,
         micro_batch: config.split.micro_batch() as u64,
         size,
-        precision: "f32".to_string(),
+        precision: config.precision_name.clone(),
         recompute: "none".to_string(),
-        optimizer: "adamw".to_string(),
+        optimizer: config.optimizer_name.clone(),
         seed: config.seed,
         updates: outcome.n_updates,
         peak_bytes: 0,
@@ -115,6 +134,7 @@ fn summary(config: &Config, outcome: &Outcome, params: u64, size: [usize; 2]) ->
         loss: outcome.held_out.loss,
         train_loss: outcome.last_loss,
         accuracy: outcome.held_out.accuracy,
-        skipped_steps: 0,
+        skipped_steps: outcome.n_skipped,
+        optimizer_state_bytes: 0,
     }
 }

@@ -28,13 +28,13 @@ impl<'a> View<'a> {
     /// Shows one event.
     pub(crate) fn show(&mut self, event: Event) {
         match event {
-            Event::Updated { n_updates, update } => {
+            Event::Updated { n_windows, update } => {
                 self.epoch.0 += update.loss * update.n_samples as f64;
                 self.epoch.1 += update.n_samples;
                 if let Some(bar) = &self.bar {
                     let peak = mib(self.meter.peak_bytes());
                     bar.set_message(format!("loss {:.4}, peak {peak}", update.loss));
-                    bar.set_position(n_updates);
+                    bar.set_position(n_windows);
                 }
             }
             Event::Evaluated { epoch, evaluation } => {
@@ -66,6 +66,9 @@ impl<'a> View<'a> {
             outcome.n_updates,
             outcome.n_samples as f64 / secs,
         );
+        if outcome.n_skipped > 0 {
+            println!("{} updates skipped: gradients overflowed", outcome.n_skipped);
+        }
         println!(
             "held-out loss {:.6}, accuracy {:.2} % of {} images",
             outcome.held_out.loss,

@@ -45,6 +45,13 @@ impl Params {
         all
     }
 
+    /// The running statistics of batch norms, sorted by name.
+    pub fn buffers(&self) -> Vec<(String, Var)> {
+        let mut all = self.all();
+        all.retain(|(name, _)| is_buffer(name));
+        all
+    }
+
     /// Number of trainable elements.
     pub fn n_trainable(&self) -> u64 {
         self.trainable().iter().map(|(_, var)| var.elem_count() as u64).sum()

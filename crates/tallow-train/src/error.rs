@@ -39,14 +39,31 @@ pub enum Error {
         /// Their names, sorted.
         names: Vec<String>,
     },
-    /// The loss is NaN or infinite.
-    #[error("the loss of update {update} is {loss}; a lower learning rate may keep it finite")]
+    /// A gradient is NaN or infinite, and the loss scale is not dynamic: nothing would change.
+    #[error(
+        "update {update}: the gradient of {name} is not finite (loss {loss}); a lower learning rate \
+         or gradient clipping may keep it finite"
+    )]
     NonFinite {
         /// The update, from 1.
         update: u64,
-        /// The loss.
+        /// The mean loss.
         loss: f64,
+        /// The first such parameter, by name.
+        name: String,
     },
+    /// The loss scale's or the master parameters'.
+    #[error(transparent)]
+    Precision(#[from] tallow_precision::Error),
+    /// The accumulator's.
+    #[error(transparent)]
+    Accum(#[from] tallow_accum::Error),
+    /// The optimizer's.
+    #[error(transparent)]
+    Optim(#[from] tallow_optim::Error),
+    /// The schedule's.
+    #[error(transparent)]
+    Schedule(#[from] tallow_optim::ConfigError),
     /// The data set's.
     #[error(transparent)]
     Data(#[from] tallow_data::Error),

@@ -18,7 +18,7 @@ pub struct Epochs {
     pub batch: usize,
     /// Passes over the training images.
     pub epochs: u64,
-    /// Stops after this many updates even within an epoch.
+    /// Stops after this many batches even within an epoch; skipped ones count.
     pub max_updates: Option<u64>,
     /// Seed of the order.
     pub seed: u64,
@@ -55,12 +55,12 @@ impl Epochs {
 }
 
 /// What an observer of [`fit`] is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Event {
-    /// An update was made; counts from 1.
+    /// A batch was learnt from, or skipped.
     Updated {
-        /// How many there are so far.
-        n_updates: u64,
+        /// Batches so far, this one included.
+        n_windows: u64,
         /// This one.
         update: Update,
     },
@@ -76,8 +76,10 @@ pub enum Event {
 /// How a run ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Updates made.
+    /// Updates applied.
     pub n_updates: u64,
+    /// Updates skipped because gradients overflowed.
+    pub n_skipped: u64,
     /// Mean training loss of the last update.
     pub last_loss: f64,
     /// The held-out images after the last update.
@@ -99,25 +101,26 @@ pub fn fit<M: ModuleT>(
     mut observe: impl FnMut(Event),
 ) -> Result<Outcome> {
     plan.check()?;
-    let (mut training, mut n_samples, mut last) = (Duration::ZERO, 0, None);
+    let (mut training, mut n_samples, mut last_loss) = (Duration::ZERO, 0, f64::NAN);
     for epoch in 0..plan.epochs {
         let order = Order::Shuffled { seed: plan.seed, epoch };
         let mut batches = plan.train.batches(plan.batch, order, Tail::Keep, plan.pixels.clone())?;
-        while trainer.n_updates() < plan.n_updates() {
+        while trainer.n_windows() < plan.n_updates() {
             let start = Instant::now();
             let Some(batch) = batches.next() else { break };
             let update = trainer.update(&batch?)?;
             training += start.elapsed();
             n_samples += update.n_samples;
-            observe(Event::Updated { n_updates: trainer.n_updates(), update });
-            last = Some(update);
+            last_loss = update.loss;
+            observe(Event::Updated { n_windows: trainer.n_windows(), update });
         }
         let evaluation = evaluate(trainer, plan)?;
         observe(Event::Evaluated { epoch: epoch + 1, evaluation });
-        if trainer.n_updates() >= plan.n_updates() {
-            let last_loss = last.map_or(f64::NAN, |u: Update| u.loss);
+        if trainer.n_windows() >= plan.n_updates() {
             let n_updates = trainer.n_updates();
-            return Ok(Outcome { n_updates, last_loss, held_out: evaluation, training, n_samples });
+            let n_skipped = trainer.n_windows() - n_updates;
+            let held_out = evaluation;
+            return Ok(Outcome { n_updates, n_skipped, last_loss, held_out, training, n_samples });
         }
     }
     unreachable!("the last epoch reaches the last update")

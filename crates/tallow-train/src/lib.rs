@@ -3,12 +3,12 @@
 //! A [`Trainer`] takes any candle model, its parameters and a [`Recipe`], and turns batches into
 //! updates; [`fit`] runs epochs of them and tells an observer how it goes.
 //!
-//! *Memory:* parameters, AdamW's two moments, one set of gradient sums while a batch is computed, and
-//! the activations of one micro-batch.
+//! *Memory:* [`Trainer::held_bytes`] beside the master parameters, and while a batch is computed the
+//! activations and gradients of one micro-batch.
 //!
 //! ```
 //! use candle_core::{DType, Device};
-//! use tallow_train::{AdamW, BatchSplit, Params, Recipe, Schedule, Trainer};
+//! use tallow_train::{BatchSplit, Params, Recipe, Trainer, accum, optim, precision};
 //! # use tallow_tensor::layers::linear;
 //! # struct Flat(tallow_tensor::layers::Linear);
 //! # impl candle_core::ModuleT for Flat {
@@ -17,11 +17,18 @@
 //! #     }
 //! # }
 //! let params = Params::new(0);
-//! let model = Flat(linear(784, 10, params.builder(DType::F32, &Device::Cpu))?);
-//! let split = BatchSplit::derive(Some(64), None, None, 1)?;
-//! let (optimizer, schedule) = (AdamW::default_for(1e-3), Schedule::Constant);
-//! let recipe = Recipe { split, optimizer, schedule, label_smoothing: 0.0 };
-//! let mut trainer = Trainer::new(model, params.trainable(), recipe)?;
+//! let masters = precision::Masters::new(precision::Policy::bf16(), params.clone())?;
+//! let model = Flat(linear(784, 10, masters.builder(&Device::Cpu))?);
+//! let recipe = Recipe {
+//!     split: BatchSplit::derive(Some(64), Some(16), None, 1)?,
+//!     optimizer: optim::Config::new(optim::Algorithm::ADAMW, 1e-3),
+//!     schedule: optim::Schedule { peak: 1e-3, warmup_updates: 0, shape: optim::Shape::Constant },
+//!     loss_scale: precision::LossScale::off(), // bf16 needs none
+//!     accum: accum::AccumConfig { dtype: accum::AccumDType::F32, warn_above: 8 },
+//!     clip: accum::Clip::Norm(1.0),
+//!     label_smoothing: 0.0,
+//! };
+//! let mut trainer = Trainer::new(model, masters, params.buffers(), recipe)?;
 //! # let set = tallow_data::ImageSet::digits()?;
 //! # let pixels = tallow_data::Pixels::digits(DType::F32, &Device::Cpu);
 //! # let mut batches = set.batches(64, tallow_data::Order::Sequential, tallow_data::Tail::Keep, pixels)?;
@@ -40,5 +47,8 @@ mod trainer;
 pub use error::{Error, Result};
 pub use fit::{Epochs, Event, Outcome, fit};
 pub use split::{BatchSplit, SplitError};
+pub use tallow_accum as accum;
+pub use tallow_optim as optim;
+pub use tallow_precision as precision;
 pub use tallow_tensor::Params;
-pub use trainer::{AdamW, Evaluation, Recipe, Schedule, Trainer, Update};
+pub use trainer::{Applied, Evaluation, Recipe, Trainer, Update};

@@ -1,112 +1,58 @@
 //! One update, and one evaluation.
 
 use crate::{BatchSplit, Error, Result};
-use candle_core::{ModuleT, Tensor, Var, backprop::GradStore};
-use candle_nn::{Optimizer, ParamsAdamW};
+use candle_core::{DType, ModuleT, Tensor, Var};
+use tallow_accum::{AccumConfig, Clip, Finish, GradientAccumulator, LossSum};
 use tallow_data::Batch;
+use tallow_optim::{Optimizer, Schedule};
+use tallow_precision::{LossScale, Masters, Rule};
 use tallow_tensor::{missing_gradients, ops, pass};
 
 /// Targets are classes; none is ignored.
 const NO_CLASS: i64 = -100;
 
-/// Settings of AdamW (Loshchilov & Hutter 2019).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Step size.
-    pub learning_rate: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-}
-
-impl AdamW {
-    /// PyTorch's defaults with this step size.
-    pub fn default_for(learning_rate: f64) -> Self {
-        Self { learning_rate, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
-    }
-
-    fn checked(self) -> Result<ParamsAdamW> {
-        let positive = |x: f64| x > 0.0 && x.is_finite();
-        let share = |x: f64| (0.0..1.0).contains(&x);
-        let rules = [
-            ("learning_rate", self.learning_rate, positive(self.learning_rate), "above 0"),
-            ("beta1", self.beta1, share(self.beta1), "from 0 to below 1"),
-            ("beta2", self.beta2, share(self.beta2), "from 0 to below 1"),
-            ("eps", self.eps, positive(self.eps), "above 0"),
-            (
-                "weight_decay",
-                self.weight_decay,
-                self.weight_decay == 0.0 || positive(self.weight_decay),
-                "0 or more",
-            ),
-        ];
-        for (name, value, good, expected) in rules {
-            if !good {
-                return Err(Error::Setting { name, value, expected });
-            }
-        }
-        let Self { learning_rate: lr, beta1, beta2, eps, weight_decay } = self;
-        Ok(ParamsAdamW { lr, beta1, beta2, eps, weight_decay })
-    }
-}
-
-/// The learning rate over a run, counted in applied updates from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// The same throughout.
-    Constant,
-    /// Falls evenly: update `k` of `n` has `1 - k / n` of the rate.
-    Linear {
-        /// Updates of the run, `n`.
-        n_updates: u64,
-    },
-    /// Falls along half a cosine: update `k` of `n` has `(1 + cos(pi k / n)) / 2` of the rate
-    /// (Loshchilov & Hutter 2017).
-    Cosine {
-        /// Updates of the run, `n`.
-        n_updates: u64,
-    },
-}
-
-impl Schedule {
-    /// The share of the rate that update `k` has; 0 beyond the run.
-    pub fn share(self, k: u64) -> f64 {
-        let done = |n: u64| (k as f64 / n.max(1) as f64).min(1.0);
-        match self {
-            Schedule::Constant => 1.0,
-            Schedule::Linear { n_updates } => 1.0 - done(n_updates),
-            Schedule::Cosine { n_updates } => {
-                0.5 * (1.0 + (std::f64::consts::PI * done(n_updates)).cos())
-            }
-        }
-    }
-}
-
-/// How updates are made.
-#[derive(Clone, Copy, Debug)]
+/// How updates are made. What is not wanted is a value: one micro-batch, `LossScale::off()`,
+/// `Clip::Off`, `Shape::Constant`.
+#[derive(Clone, Debug)]
 pub struct Recipe {
     /// Batch and micro-batch.
     pub split: BatchSplit,
-    /// The optimizer.
-    pub optimizer: AdamW,
-    /// How its learning rate changes.
+    /// The optimizer; its learning rate is the schedule's.
+    pub optimizer: tallow_optim::Config,
+    /// The learning rate over applied updates.
     pub schedule: Schedule,
+    /// What losses are multiplied by before backward.
+    pub loss_scale: LossScale,
+    /// How gradients are summed over micro-batches.
+    pub accum: AccumConfig,
+    /// Limit of the mean gradients.
+    pub clip: Clip,
     /// Weight of the uniform distribution in the loss, from 0 to 1.
     pub label_smoothing: f64,
 }
 
-/// What one update was.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What one batch did.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// Mean loss over the batch, before the update.
     pub loss: f64,
     /// Samples of the batch.
     pub n_samples: u64,
+    /// Whether the weights moved.
+    pub outcome: Applied,
+}
+
+/// Whether a batch moved the weights.
+#[must_use]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// They moved.
+    Yes,
+    /// Gradients overflowed: nothing moved but the loss scale and the position in the data.
+    Skipped {
+        /// The first parameter whose gradient is not finite, by name.
+        overflowed: String,
+    },
 }
 
 /// How a model does on data it does not learn from.
@@ -123,26 +69,52 @@ pub struct Evaluation {
 /// A model in training.
 pub struct Trainer<M> {
     model: M,
+    masters: Masters,
+    /// Master parameters, sorted by name.
     params: Vec<(String, Var)>,
-    optimizer: candle_nn::AdamW,
+    /// Running statistics, which forward passes move.
+    buffers: Vec<(String, Var)>,
+    optimizer: Optimizer,
+    accum: GradientAccumulator,
+    scale: LossScale,
     recipe: Recipe,
+    n_windows: u64,
     n_updates: u64,
 }
 
 impl<M: ModuleT> Trainer<M> {
-    /// `params` are the trainable parameters of `model`, sorted by name.
-    ///
-    /// `model` maps images `[N, C, H, W]` to logits `[N, classes]`.
+    /// `model` took its parameters from `masters` and maps images `[N, C, H, W]` to logits
+    /// `[N, classes]`; `buffers` are its running statistics, if it has any.
     /// # Errors
     /// If a setting is out of its range.
-    pub fn new(model: M, params: Vec<(String, Var)>, recipe: Recipe) -> Result<Self> {
+    pub fn new(
+        model: M,
+        masters: Masters,
+        buffers: Vec<(String, Var)>,
+        recipe: Recipe,
+    ) -> Result<Self> {
         if !(0.0..=1.0).contains(&recipe.label_smoothing) {
             let (name, value) = ("label_smoothing", recipe.label_smoothing);
             return Err(Error::Setting { name, value, expected: "from 0 to 1" });
         }
-        let vars = params.iter().map(|(_, var)| var.clone()).collect();
-        let optimizer = candle_nn::AdamW::new(vars, recipe.optimizer.checked()?)?;
-        Ok(Self { model, params, optimizer, recipe, n_updates: 0 })
+        recipe.schedule.check()?;
+        let params = masters.params();
+        let optimizer = Optimizer::new(&params, recipe.optimizer.clone())?;
+        let accum = GradientAccumulator::new(&params, recipe.accum)?;
+        let scale = recipe.loss_scale.clone();
+        let (n_windows, n_updates) = (0, 0);
+        Ok(Self {
+            model,
+            masters,
+            params,
+            buffers,
+            optimizer,
+            accum,
+            scale,
+            recipe,
+            n_windows,
+            n_updates,
+        })
     }
 
     /// The model.
@@ -150,44 +122,95 @@ impl<M: ModuleT> Trainer<M> {
         &self.model
     }
 
-    /// Updates made so far.
+    /// Batches seen so far, skipped ones included.
+    pub fn n_windows(&self) -> u64 {
+        self.n_windows
+    }
+
+    /// Updates applied so far.
     pub fn n_updates(&self) -> u64 {
         self.n_updates
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The loss scale, with its counts of skipped updates.
+    pub fn loss_scale(&self) -> &LossScale {
+        &self.scale
+    }
+
+    /// Bytes kept between updates beside the master parameters: low-precision copies, optimizer
+    /// state, gradient sums.
+    pub fn held_bytes(&self) -> u64 {
+        self.masters.copies_bytes()
+            + self.optimizer.resident_state_bytes()
+            + self.accum.held_bytes()
     }
 
     /// Learns from one batch: the gradient is that of the batch's mean loss however it is cut into
     /// micro-batches (batch norms see one micro-batch at a time).
     /// # Errors
-    /// If the loss is not finite or, in the first update, a parameter got no gradient; the weights
-    /// are then as before.
+    /// If a gradient is not finite under a scale that is not dynamic, the dynamic one is stuck, or,
+    /// before the first update, a parameter got no gradient; weights and statistics are as before.
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
-        pass::begin_step(self.n_updates);
-        let n_samples = batch.labels.dim(0)?;
-        let (mut loss_sum, mut sums) = (0.0, GradientSums::default());
-        for piece in self.recipe.split.pieces(n_samples) {
+        pass::begin_step(self.n_windows);
+        self.n_windows += 1;
+        let before = statistics(&self.buffers)?;
+        let mut loss_sum = LossSum::default();
+        for piece in self.recipe.split.pieces(batch.labels.dim(0)?) {
+            let n_samples = piece.len() as f64;
             let images = batch.images.narrow(0, piece.start, piece.len())?;
             let labels = batch.labels.narrow(0, piece.start, piece.len())?;
             let loss = self.loss(&self.model.forward_t(&images, true)?, &labels)?;
-            loss_sum += scalar(&loss.sum)?;
-            sums.add(&self.params, loss.sum.backward()?)?;
+            loss_sum.add(scalar(&loss.sum)?, n_samples);
+            let mut grads = self.scale.apply(&loss.sum)?.backward()?;
+            self.masters.gather(&mut grads)?;
+            self.accum.add(grads, n_samples)?;
         }
-        let update = Update { loss: loss_sum / n_samples as f64, n_samples: n_samples as u64 };
-        if !update.loss.is_finite() {
-            return Err(Error::NonFinite { update: self.n_updates + 1, loss: update.loss });
+        let outcome = self.apply(loss_sum);
+        if !matches!(outcome, Ok(Applied::Yes)) {
+            restore(&self.buffers, &before)?;
         }
-        let grads = sums.mean(&self.params, n_samples)?;
-        let names = missing_gradients(&grads, &self.params);
-        if self.n_updates == 0 && !names.is_empty() {
-            return Err(Error::MissingGradients { names });
-        }
-        let Recipe { optimizer, schedule, .. } = self.recipe;
-        self.optimizer.set_learning_rate(optimizer.learning_rate * schedule.share(self.n_updates));
-        self.optimizer.step(&grads)?;
-        self.n_updates += 1;
-        Ok(update)
+        let loss = loss_sum.mean().unwrap_or(f64::NAN);
+        Ok(Update { loss, n_samples: loss_sum.weight as u64, outcome: outcome? })
     }
 
-    /// Loss and accuracy over `batches`, without learning; micro-batches bound the memory here too.
+    /// Ends the window: one division, one verdict, and the step if it is good.
+    fn apply(&mut self, loss: LossSum) -> Result<Applied> {
+        let loss_scale = f64::from(self.scale.value());
+        let window = self.accum.take_mean(Finish { loss_scale, clip: self.recipe.clip })?;
+        if self.n_updates == 0 {
+            let names = missing_gradients(window.grads(), &self.params);
+            if !names.is_empty() {
+                return Err(Error::MissingGradients { names });
+            }
+        }
+        if let tallow_accum::Verdict::NonFinite { name } = window.verdict() {
+            let Rule::Dynamic(_) = self.scale.state().rule else {
+                let loss = loss.mean().unwrap_or(f64::NAN);
+                return Err(Error::NonFinite { update: self.n_windows, loss, name: name.clone() });
+            };
+            let name = name.clone();
+            let overflow = tallow_precision::Verdict::Overflow { name: name.clone() };
+            return match self.scale.record(overflow)? {
+                tallow_precision::Verdict::Finite => unreachable!("an overflow stays one"),
+                tallow_precision::Verdict::Overflow { .. } => {
+                    Ok(Applied::Skipped { overflowed: name })
+                }
+            };
+        }
+        let _finite = self.scale.record(tallow_precision::Verdict::Finite)?;
+        self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
+        self.optimizer.step(window.grads())?;
+        self.masters.publish()?;
+        self.n_updates += 1;
+        Ok(Applied::Yes)
+    }
+
+    /// Loss and accuracy over `batches`, without learning.
     /// # Errors
     /// If a batch cannot be made or the model cannot run it.
     pub fn evaluate(
@@ -215,34 +238,18 @@ impl<M: ModuleT> Trainer<M> {
     }
 }
 
-fn scalar(x: &Tensor) -> Result<f64> {
-    Ok(x.to_dtype(candle_core::DType::F64)?.to_scalar()?)
+/// Copies of the running statistics.
+fn statistics(buffers: &[(String, Var)]) -> Result<Vec<Tensor>> {
+    Ok(buffers.iter().map(|(_, var)| var.copy()).collect::<candle_core::Result<_>>()?)
 }
 
-/// Gradient sums over the micro-batches of one batch.
-#[derive(Default)]
-struct GradientSums(GradStore);
-
-impl GradientSums {
-    /// Consumes `grads`: a micro-batch's gradients die here.
-    fn add(&mut self, params: &[(String, Var)], mut grads: GradStore) -> Result<()> {
-        for (_, var) in params {
-            let Some(grad) = grads.remove(var) else { continue };
-            let sum = match self.0.remove(var) {
-                None => grad,
-                Some(sum) => (sum + grad)?,
-            };
-            self.0.insert(var, sum);
-        }
-        Ok(())
+fn restore(buffers: &[(String, Var)], before: &[Tensor]) -> Result<()> {
+    for ((_, var), before) in buffers.iter().zip(before) {
+        var.set(before)?;
     }
+    Ok(())
+}
 
-    fn mean(mut self, params: &[(String, Var)], n_samples: usize) -> Result<GradStore> {
-        for (_, var) in params {
-            if let Some(sum) = self.0.remove(var) {
-                self.0.insert(var, (sum / n_samples as f64)?);
-            }
-        }
-        Ok(self.0)
-    }
+fn scalar(x: &Tensor) -> Result<f64> {
+    Ok(x.to_dtype(DType::F64)?.to_scalar()?)
 }
