@@ -44,3 +44,8 @@ pub use crate::{
     underflow::{Underflow, underflow},
 };
 pub use tallow_kernels::fp8::{Fp8, fp8_bytes};
+
+/// The example of the README runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
