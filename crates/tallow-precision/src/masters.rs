@@ -1,6 +1,9 @@
 //! Master parameters and the copies that a model computes with.
 
-use crate::{Error, Policy, Result, stored::Publish};
+use crate::{
+    Error, Policy, Result,
+    stored::{Publish, detached_cast},
+};
 use candle_core::{DType, Device, Shape, Tensor, Var, backprop::GradStore};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 use std::{
@@ -52,13 +55,10 @@ impl Masters {
         &self.policy
     }
 
-    /// The master parameters, sorted by name, without running statistics of batch norms.
+    /// The master parameters, sorted by name. Running statistics of batch norms are the store's own
+    /// and never copied.
     pub fn params(&self) -> Vec<(String, Var)> {
-        self.lock()
-            .iter()
-            .filter(|(name, _)| !is_buffer(name))
-            .map(|(name, entry)| (name.clone(), entry.master.clone()))
-            .collect()
+        self.lock().iter().map(|(name, entry)| (name.clone(), entry.master.clone())).collect()
     }
 
     /// The copies, sorted by name; parameters that need none are not among them.
@@ -87,7 +87,7 @@ impl Masters {
             let mut sum: Option<Tensor> = None;
             for var in entry.copies.iter().chain([&entry.master]) {
                 let Some(grad) = grads.remove(var) else { continue };
-                let grad = grad.detach().to_dtype(self.policy.gradient)?;
+                let grad = detached_cast(&grad, self.policy.gradient)?;
                 sum = Some(match sum {
                     None => grad,
                     Some(sum) => (sum + grad)?,
@@ -139,7 +139,7 @@ impl Masters {
     fn rounded(&self, name: &str, master: &Var, dtype: DType) -> Result<Tensor> {
         let master = master.as_detached_tensor();
         match self.policy.stored_of(name) {
-            None => Ok(master.to_dtype(dtype)?),
+            None => detached_cast(&master, dtype),
             Some(format) => crate::Stored::store(&master, format)?.load(dtype),
         }
     }
@@ -177,6 +177,10 @@ impl SimpleBackend for Masters {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
+        if is_buffer(name) {
+            // Forward passes move it: a copy would be written over by the next publish.
+            return self.source.get(shape, name, init, dtype, device);
+        }
         let dtype = self.dtype_for(name, dtype)?;
         let mut entries = self.lock();
         let entry = match entries.get_mut(name) {
@@ -200,6 +204,9 @@ impl SimpleBackend for Masters {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
+        if is_buffer(name) {
+            return self.source.get_unchecked(name, dtype, device);
+        }
         let dtype = self.dtype_for(name, dtype)?;
         let mut entries = self.lock();
         let entry = match entries.get_mut(name) {
