@@ -58,6 +58,7 @@ impl<T: Weight> Trained<T> {
         let job = Job {
             param: &mut self.p,
             grad,
+            grad_factor: 1.0,
             weights: match self.rounding {
                 Rounding::Nearest => Weights::Nearest,
                 Rounding::Stochastic => Weights::Stochastic,
@@ -211,6 +212,7 @@ fn a_window_at_a_time_is_the_whole_at_once() {
         let job = Job {
             param: &mut p[start..end],
             grad: &g[start..end],
+            grad_factor: 1.0,
             weights: Weights::Stochastic,
             m: Some(Moment::new(format, Sign::Signed, end - start, m, &mut [])),
             v: None,
@@ -466,7 +468,7 @@ fn adafactor_agrees_with_its_formula_and_with_any_number_of_threads() {
                 let second =
                     SecondMoment::Factored { n_rows, n_cols, row: &mut row, col: &mut col };
                 let key = UpdateKey { seed: 0, parameter: 0, t };
-                adafactor(&rule, key, &mut p, &grads(2, n, t), Weights::Nearest, second);
+                adafactor(&rule, key, &mut p, &grads(2, n, t), 1.0, Weights::Nearest, second);
             }
             p
         };

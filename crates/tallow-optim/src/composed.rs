@@ -45,14 +45,20 @@ pub(crate) fn dtype_of(dtype: Dtype) -> DType {
 }
 
 /// Updates `var`, and replaces its state.
-pub(crate) fn apply(step: &Step, var: &Var, grad: &Tensor, state: &mut [Tensor]) -> Result<()> {
+pub(crate) fn apply(
+    step: &Step,
+    var: &Var,
+    grad: &Tensor,
+    grad_factor: f64,
+    state: &mut [Tensor],
+) -> Result<()> {
     if var.elem_count() == 0 {
         return Ok(());
     }
     let acc = if var.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     // Detached, or the update would be recorded as a graph.
     let p = var.as_detached_tensor().to_dtype(acc)?;
-    let g = grad.detach().to_dtype(acc)?;
+    let g = (grad.detach().to_dtype(acc)? * grad_factor)?;
     let old = state.iter().map(|s| s.to_dtype(acc)).collect::<candle_core::Result<Vec<_>>>()?;
     let (p, new) = match (step, old.as_slice()) {
         (Step::Each(Rule::AdamW(a)), [m, v]) => {
@@ -168,9 +174,9 @@ mod tests {
                 let mut state = zeros(&Plan::new(&config, &theirs), &theirs).expect("zeros");
                 for t in 1..=5 {
                     let grad = some(100 + t);
-                    optimizer.step_one("w", &grad).expect("it fits");
+                    optimizer.step_one_scaled("w", &grad, 0.5).expect("it fits");
                     let step = algorithm.step(0.01, 0.1, t, dtype);
-                    apply(&step, &theirs, &grad, &mut state).expect("it fits");
+                    apply(&step, &theirs, &grad, 0.5, &mut state).expect("it fits");
                 }
                 let what = format!("{algorithm:?}, {dims:?}, {dtype:?}");
                 assert_close(&what, &values(&theirs), &values(&ours[0].1), Tol::Rel(1e-6));

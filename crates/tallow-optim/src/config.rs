@@ -189,6 +189,7 @@ impl Config {
 /// A range of numbers, and how to say it.
 type Range = (fn(f64) -> bool, &'static str);
 const NOT_NEGATIVE: Range = (|x| x.is_finite() && x >= 0.0, "finite and at least 0");
+const FINITE: Range = (f64::is_finite, "finite");
 const POSITIVE: Range = (|x| x.is_finite() && x > 0.0, "finite and above 0");
 const NEGATIVE: Range = (|x| x.is_finite() && x < 0.0, "finite and below 0");
 const FRACTION: Range = (|x| (0.0..1.0).contains(&x), "at least 0 and below 1");
@@ -211,6 +212,11 @@ pub(crate) fn number(
 /// Checks a rate set after the optimizer was made.
 pub(crate) fn check_learning_rate(learning_rate: f64) -> Result<(), ConfigError> {
     number("learning_rate", learning_rate, NOT_NEGATIVE)
+}
+
+/// Checks what gradients are multiplied by.
+pub(crate) fn check_grad_factor(factor: f64) -> Result<(), ConfigError> {
+    number("the factor of a gradient", factor, FINITE)
 }
 
 impl Algorithm {

@@ -20,6 +20,7 @@ pub(crate) struct Update<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) dims: &'a [usize],
     pub(crate) step: Step,
+    pub(crate) grad_factor: f64,
     pub(crate) key: UpdateKey,
 }
 
@@ -128,7 +129,15 @@ fn run<T: Weight, G: WithDType + tallow_kernels::Element>(
                 let m = u.plan.m.map(|format| moment(format, Sign::Signed));
                 let v = u.plan.v.map(|format| moment(format, Sign::Unsigned));
                 let weights = u.weights(next());
-                let job = Job { param, grad, weights, m, v, start: first as u64 };
+                let job = Job {
+                    param,
+                    grad,
+                    grad_factor: u.grad_factor,
+                    weights,
+                    m,
+                    v,
+                    start: first as u64,
+                };
                 update(&rule, u.key, job);
             }
             Step::Whole(rule) => {
@@ -141,7 +150,8 @@ fn run<T: Weight, G: WithDType + tallow_kernels::Element>(
                     }
                     _ => SecondMoment::Whole(first),
                 };
-                adafactor(&rule, u.key, param, grad, u.weights(next()), second);
+                let weights = u.weights(next());
+                adafactor(&rule, u.key, param, grad, u.grad_factor, weights, second);
             }
         }
     })

@@ -12,6 +12,7 @@ mod optimizer;
 mod pattern;
 mod planes;
 mod price;
+mod release;
 mod schedule;
 
 pub use crate::{
@@ -22,6 +23,7 @@ pub use crate::{
         BLOCK_ELEMS, MIN_8BIT_ELEMS, StateFormat, adafactor_state_bytes, adamw_state_bytes,
         kahan_weights_bytes, lion_state_bytes, moment_bytes, sgd_state_bytes,
     },
+    release::{GradientNorm, Verdict},
     schedule::{Schedule, Shape},
 };
 pub use tallow_kernels::optim::Rounding;

@@ -2,7 +2,7 @@
 
 use crate::{
     composed,
-    config::{Config, Place, Treatment, check_learning_rate},
+    config::{Config, Place, Treatment, check_grad_factor, check_learning_rate},
     error::{Error, ParameterError, Result},
     file::StateFile,
     fused::{self, Update},
@@ -107,6 +107,16 @@ impl Optimizer {
     /// # Errors
     /// If a gradient does not fit its parameter: then nothing was updated.
     pub fn step(&mut self, grads: &GradStore) -> Result<()> {
+        self.step_scaled(grads, 1.0)
+    }
+
+    /// As [`Optimizer::step`], by `factor` times each gradient: undoes a loss scale, or clips,
+    /// without a pass of its own.
+    ///
+    /// # Errors
+    /// If a gradient does not fit its parameter, or the factor is not finite: then nothing was
+    /// updated.
+    pub fn step_scaled(&mut self, grads: &GradStore, factor: f64) -> Result<()> {
         for param in &self.params {
             if let Some(grad) = grads.get(&param.var) {
                 param.check_gradient(grad)?;
@@ -114,7 +124,7 @@ impl Optimizer {
         }
         for place in 0..self.params.len() {
             if let Some(grad) = grads.get(&self.params[place].var) {
-                self.update(place, grad)?;
+                self.update(place, grad, factor)?;
             }
         }
         Ok(())
@@ -126,18 +136,26 @@ impl Optimizer {
     /// # Errors
     /// If there is no such trained parameter, or the gradient does not fit it.
     pub fn step_one(&mut self, name: &str, grad: &Tensor) -> Result<()> {
-        let unknown = || ParameterError::Unknown { name: name.to_owned() };
-        let place = *self.by_name.get(name).ok_or_else(unknown)?;
-        self.update(place, grad)
+        self.step_one_scaled(name, grad, 1.0)
     }
 
-    /// As [`Optimizer::step_one`], for the variable itself; `Ok(false)` if it is not trained here.
+    /// As [`Optimizer::step_one`], by `factor` times the gradient.
     ///
     /// # Errors
-    /// If the gradient does not fit.
-    pub fn step_var(&mut self, var: &Tensor, grad: &Tensor) -> Result<Stepped> {
+    /// As [`Optimizer::step_one`], or if the factor is not finite.
+    pub fn step_one_scaled(&mut self, name: &str, grad: &Tensor, factor: f64) -> Result<()> {
+        let unknown = || ParameterError::Unknown { name: name.to_owned() };
+        let place = *self.by_name.get(name).ok_or_else(unknown)?;
+        self.update(place, grad, factor)
+    }
+
+    /// As [`Optimizer::step_one_scaled`], for the variable itself.
+    ///
+    /// # Errors
+    /// If the gradient does not fit, or the factor is not finite.
+    pub fn step_var(&mut self, var: &Tensor, grad: &Tensor, factor: f64) -> Result<Stepped> {
         match self.by_id.get(&var.id()) {
-            Some(&place) => self.update(place, grad).map(|()| Stepped::Updated),
+            Some(&place) => self.update(place, grad, factor).map(|()| Stepped::Updated),
             None => Ok(Stepped::NotTrained),
         }
     }
@@ -178,11 +196,12 @@ impl Optimizer {
         self.file.as_ref().map_or_else(|| self.state_bytes(), StateFile::window_bytes)
     }
 
-    fn update(&mut self, place: usize, grad: &Tensor) -> Result<()> {
+    fn update(&mut self, place: usize, grad: &Tensor, grad_factor: f64) -> Result<()> {
         let Self { config, params, file, .. } = self;
         let param = &mut params[place];
         param.check_gradient(grad)?;
         check_learning_rate(config.learning_rate)?;
+        check_grad_factor(grad_factor)?;
         let t = param.t + 1;
         let lr = config.learning_rate * param.learning_rate_factor;
         let update = Update {
@@ -190,6 +209,7 @@ impl Optimizer {
             plan: &param.plan,
             dims: param.var.dims(),
             step: config.algorithm.step(lr, param.weight_decay, t, param.var.dtype()),
+            grad_factor,
             key: UpdateKey { seed: config.seed, parameter: param.index, t },
         };
         match (&mut param.state, file) {
@@ -200,7 +220,7 @@ impl Optimizer {
             }
             (State::File { .. }, None) => unreachable!("a state in a file has a file"),
             (State::Device(state), _) => {
-                composed::apply(&update.step, &param.var, grad, state)?;
+                composed::apply(&update.step, &param.var, grad, grad_factor, state)?;
             }
         }
         param.t = t;

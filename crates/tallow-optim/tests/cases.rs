@@ -224,7 +224,7 @@ fn groups_freeze_scale_and_decay() {
         assert_close(&params[i].0, &values(&params[i].1), &want, Tol::Rel(1e-15));
     }
     let ones = Tensor::ones(3, DType::F64, &Device::Cpu).expect("ones");
-    let frozen = optimizer.step_var(&params[0].1, &ones).expect("the gradient fits");
+    let frozen = optimizer.step_var(&params[0].1, &ones, 1.0).expect("the gradient fits");
     assert_eq!(frozen, Stepped::NotTrained);
     assert!(optimizer.step_one("h.0.w", &ones).unwrap_err().to_string().contains("`h.0.w`"));
 }
@@ -241,7 +241,7 @@ fn gradient_by_gradient_is_the_whole_store_at_once() {
             let grads = seeded(&single, k);
             for (_, var) in single.iter().rev() {
                 let grad = grads.get(var).expect("each has one");
-                let stepped = one_by_one.step_var(var, grad).expect("the gradient fits");
+                let stepped = one_by_one.step_var(var, grad, 1.0).expect("the gradient fits");
                 assert_eq!(stepped, Stepped::Updated);
             }
             assert_eq!(weights(&whole), weights(&single));

@@ -4,7 +4,10 @@ use super::{
     CHUNK_ELEMS, UpdateKey, Weight, Weights,
     moment::{num, read, write},
 };
-use crate::{Element, Real, par, reduce::by_row_blocks};
+use crate::{
+    Element, Real, par,
+    reduce::{by_row_blocks, lanes},
+};
 use num_traits::Float;
 use std::ops::Range;
 
@@ -59,7 +62,7 @@ enum Variance<A> {
     Factored { n_rows: usize, n_cols: usize, row: Vec<A>, col: Vec<A>, mean: Vec<A> },
 }
 
-/// Updates parameter and second moment in place.
+/// Updates parameter and second moment in place, by the gradient `g = grad_factor grad`.
 ///
 /// ```text
 /// rho = min(lr, 1 / sqrt(t));  alpha = max(eps2, rms(p)) rho;  b = t^beta2_decay
@@ -74,6 +77,7 @@ pub fn adafactor<T: Weight, G: Element>(
     key: UpdateKey,
     param: &mut [T],
     grad: &[G],
+    grad_factor: f64,
     mut weights: Weights,
     second: SecondMoment,
 ) {
@@ -82,13 +86,14 @@ pub fn adafactor<T: Weight, G: Element>(
         return;
     }
     let n = param.len() as f64;
-    let sum_p = sum(param.len(), |range| square_sum(&param[range]));
-    let v = second_moment::<T::Acc, G>(rule, grad, second);
+    let sum_p = sum_of_squares(param);
+    let factor = T::Acc::of(grad_factor);
+    let v = second_moment(rule, grad, factor, second);
     let eps1 = T::Acc::of(rule.eps1 * rule.eps1);
     let step_of = |first: usize, u: &mut [T::Acc]| {
         v.fill(first, u, T::Acc::of(rule.eps1));
         for (u, g) in u.iter_mut().zip(&grad[first..]) {
-            *u = num::<G, T::Acc>(*g) / at_least(*u, eps1).sqrt();
+            *u = num::<G, T::Acc>(*g) * factor / at_least(*u, eps1).sqrt();
         }
     };
     let sum_u = sum(param.len(), |range| {
@@ -145,8 +150,10 @@ where
 fn second_moment<A: Real, G: Element>(
     rule: &Adafactor,
     grad: &[G],
+    factor: A,
     second: SecondMoment,
 ) -> Variance<A> {
+    let g2 = |g: G| square(num::<G, A>(g) * factor);
     let beta = A::of(libm::pow(rule.t as f64, rule.beta2_decay));
     let moved = |plane: &mut [u8], news: &dyn Fn(usize) -> f64| {
         let mut numbers = numbers::<A>(plane);
@@ -160,18 +167,17 @@ fn second_moment<A: Real, G: Element>(
         SecondMoment::Whole(plane) => {
             let n_bytes = grad.len() * size_of::<A>();
             assert_eq!(plane.len(), n_bytes, "adafactor: bytes of the second moment");
-            Variance::Whole(moved(plane, &|i| square(grad[i])))
+            Variance::Whole(moved(plane, &|i| g2(grad[i])))
         }
         SecondMoment::Factored { n_rows, n_cols, row, col } => {
             let area = n_rows * n_cols;
             assert!(area != 0 && grad.len().is_multiple_of(area), "adafactor: not whole matrices");
-            let mut rows = vec![0.0; grad.len() / n_cols];
-            par::rows(&mut rows, 1, |r, mean| {
-                mean[0] = square_sum(&grad[r * n_cols..][..n_cols]) / n_cols as f64;
+            let rows = par::tasks(grad.len() / n_cols, |r| {
+                lanes(&grad[r * n_cols..][..n_cols], g2) / n_cols as f64
             });
             let cols: Vec<f64> = grad
                 .chunks(area)
-                .flat_map(|matrix| col_sums(matrix, n_cols))
+                .flat_map(|matrix| col_sums(matrix, n_cols, g2))
                 .map(|sum| sum / n_rows as f64)
                 .collect();
             assert_eq!(
@@ -193,11 +199,15 @@ fn second_moment<A: Real, G: Element>(
     }
 }
 
-fn col_sums<G: Element>(matrix: &[G], n_cols: usize) -> Vec<f64> {
+fn col_sums<G: Element>(
+    matrix: &[G],
+    n_cols: usize,
+    g2: impl Fn(G) -> f64 + Send + Sync,
+) -> Vec<f64> {
     by_row_blocks(matrix.len() / n_cols, n_cols, n_cols, |rows, sums| {
         for row in rows {
             for (s, g) in sums.iter_mut().zip(&matrix[row * n_cols..][..n_cols]) {
-                *s += square(*g);
+                *s += g2(*g);
             }
         }
     })
@@ -225,6 +235,11 @@ impl<A: Real> Variance<A> {
     }
 }
 
+/// The sum of the squares of `x`, in f64: no gradient in `f32` or 16 bits overflows it.
+pub fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
+    sum(x.len(), |range| square_sum(&x[range]))
+}
+
 /// The sum of `f` over fixed ranges of `0..n`, in their order.
 fn sum(n: usize, f: impl Fn(Range<usize>) -> f64 + Send + Sync) -> f64 {
     let block = |i: usize| f(i * SUM_ELEMS..n.min((i + 1) * SUM_ELEMS));
@@ -242,7 +257,7 @@ fn square<T: Element>(x: T) -> f64 {
 }
 
 fn square_sum<T: Element>(x: &[T]) -> f64 {
-    crate::reduce::lanes(x, square)
+    lanes(x, square)
 }
 
 /// The larger of the two; NaN stays NaN.

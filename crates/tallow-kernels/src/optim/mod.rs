@@ -17,7 +17,7 @@ mod moment;
 mod round;
 mod rule;
 
-pub use adafactor::{Adafactor, SecondMoment, adafactor, adafactor_scratch_bytes};
+pub use adafactor::{Adafactor, SecondMoment, adafactor, adafactor_scratch_bytes, sum_of_squares};
 pub use map8::{Sign, dynamic_map};
 pub use moment::{Block, BlockError, CHUNK_ELEMS, Format, MIN_BLOCK_ELEMS, Moment};
 pub use round::{Draws, Rounding, Weight};
@@ -119,6 +119,8 @@ pub struct Job<'a, T, G> {
     pub param: &'a mut [T],
     /// Their gradient, of any float type.
     pub grad: &'a [G],
+    /// What the gradient is multiplied by first: 1, or what undoes a loss scale and clips.
+    pub grad_factor: f64,
     /// How the weights are rounded.
     pub weights: Weights<'a>,
     /// The first moment or momentum, where the rule has one.
@@ -136,12 +138,13 @@ impl<'a, T, G> Job<'a, T, G> {
         let (weights, weights_rest) = self.weights.split_at(n_elems);
         let (m, m_rest) = self.m.map(|m| m.split_at(n_elems)).unzip();
         let (v, v_rest) = self.v.map(|v| v.split_at(n_elems)).unzip();
-        let start = self.start + n_elems as u64;
+        let (start, grad_factor) = (self.start + n_elems as u64, self.grad_factor);
         (
-            Job { param, grad, weights, m, v, start: self.start },
+            Job { param, grad, grad_factor, weights, m, v, start: self.start },
             Job {
                 param: param_rest,
                 grad: grad_rest,
+                grad_factor,
                 weights: weights_rest,
                 m: m_rest,
                 v: v_rest,
@@ -181,7 +184,7 @@ fn divide<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, job: Job<T, G>) {
 }
 
 fn serial<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, mut job: Job<T, G>) {
-    let zero = T::Acc::of(0.0);
+    let (zero, factor) = (T::Acc::of(0.0), T::Acc::of(job.grad_factor));
     let [mut p, mut g, mut m, mut v] = [[zero; CHUNK_ELEMS]; 4];
     for at in (0..job.param.len()).step_by(CHUNK_ELEMS) {
         let n = CHUNK_ELEMS.min(job.param.len() - at);
@@ -189,7 +192,7 @@ fn serial<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, mut job: Job<T, G>
         let first = job.start + at as u64;
         job.weights.load(job.param, at, p);
         for (g, x) in g.iter_mut().zip(&job.grad[at..]) {
-            *g = num(*x);
+            *g = num::<G, T::Acc>(*x) * factor;
         }
         if let Some(moment) = &job.m {
             moment.load(at, m);
