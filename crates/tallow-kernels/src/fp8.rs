@@ -54,11 +54,9 @@ impl Fp8 {
         let subnormal = (f32::from_bits(abs) + ruler).to_bits().wrapping_sub(ruler.to_bits());
         let finite = if abs < min_normal.to_bits() { subnormal } else { normal.min(max_code) };
         let infinite = if matches!(self, Self::E5m2) { 0x7c } else { 0x7f };
-        let code = match abs {
-            0x7f80_0000 => infinite,
-            0x7f80_0001.. => 0x7f,
-            _ => finite,
-        };
+        // Selects, not branches: loops over this must vectorise.
+        let code = if abs == f32::INFINITY.to_bits() { infinite } else { finite };
+        let code = if abs > f32::INFINITY.to_bits() { 0x7f } else { code };
         sign | code as u8
     }
 
@@ -101,21 +99,22 @@ impl Fp8 {
 
 /// The largest magnitude among the finite elements of `x`; 0 if there is none.
 pub fn absmax<T: Element<Acc = f32>>(x: &[T]) -> f32 {
-    // A maximum does not depend on the order it is taken in.
     const CUT_ELEMS: usize = 1 << 16;
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    // Magnitudes are ordered as their bits are, and a maximum of integers depends on no order.
     let of = |x: &[T]| {
-        x.iter().fold(0f32, |max, x| {
-            let abs = x.widen().abs();
-            if abs > max && abs < f32::INFINITY { abs } else { max }
+        x.iter().fold(0, |max, x| {
+            let abs = x.widen().to_bits() & 0x7fff_ffff;
+            max.max(if abs < INFINITY { abs } else { 0 })
         })
     };
     if x.len() <= CUT_ELEMS {
-        return of(x);
+        return f32::from_bits(of(x));
     }
     let cuts = par::tasks(x.len().div_ceil(CUT_ELEMS), |i| {
         of(&x[i * CUT_ELEMS..x.len().min((i + 1) * CUT_ELEMS)])
     });
-    cuts.into_iter().fold(0.0, f32::max)
+    f32::from_bits(cuts.into_iter().fold(0, u32::max))
 }
 
 /// `codes[i]` stands for `src[i] / scale`, rounded once.
@@ -126,24 +125,23 @@ pub fn absmax<T: Element<Acc = f32>>(x: &[T]) -> f32 {
 pub fn encode<T: Element<Acc = f32>>(codes: &mut [u8], src: &[T], format: Fp8, scale: f32) {
     assert_eq!(codes.len(), src.len(), "encode: codes and src differ in length");
     let inverse = inverse(scale);
-    match format {
-        Fp8::E4m3 => encode_as(codes, src, inverse, |x| Fp8::E4m3.encode(x)),
-        Fp8::E5m2 => encode_as(codes, src, inverse, |x| Fp8::E5m2.encode(x)),
-    }
+    par::elems(codes, |start, cut| encode_cut(cut, &src[start..][..cut.len()], format, inverse));
 }
 
 /// One loop a format, so that the format's numbers are constants in it.
-fn encode_as<T: Element<Acc = f32>>(
-    codes: &mut [u8],
-    src: &[T],
-    inverse: f32,
-    encode: impl Fn(f32) -> u8 + Send + Sync,
-) {
-    par::elems(codes, |start, cut| {
-        for (code, x) in cut.iter_mut().zip(&src[start..]) {
-            *code = encode(scaled(x.widen(), inverse));
+fn encode_cut<T: Element<Acc = f32>>(codes: &mut [u8], src: &[T], format: Fp8, inverse: f32) {
+    match format {
+        Fp8::E4m3 => {
+            for (code, x) in codes.iter_mut().zip(src) {
+                *code = Fp8::E4m3.encode(scaled(x.widen(), inverse));
+            }
         }
-    });
+        Fp8::E5m2 => {
+            for (code, x) in codes.iter_mut().zip(src) {
+                *code = Fp8::E5m2.encode(scaled(x.widen(), inverse));
+            }
+        }
+    }
 }
 
 /// `dst[i] = decode(codes[i]) * scale`: exact in f32 and bf16, rounded once in f16.
@@ -163,7 +161,7 @@ pub fn decode<T: Element<Acc = f32>>(dst: &mut [T], codes: &[u8], format: Fp8, s
 
 /// `dst[i]` is what `src[i]` would be after [`encode`] and [`decode`]; no codes are kept.
 ///
-/// *Scratch:* 256 elements.
+/// *Scratch:* 256 elements and 256 codes.
 /// # Panics
 /// If the lengths differ or `scale` is not one that [`Fp8::scale`] gives.
 pub fn through<S, D>(dst: &mut [D], src: &[S], format: Fp8, scale: f32)
@@ -174,8 +172,13 @@ where
     assert_eq!(dst.len(), src.len(), "through: dst and src differ in length");
     let (inverse, values) = (inverse(scale), values::<D>(format, scale));
     par::elems(dst, |start, cut| {
-        for (d, s) in cut.iter_mut().zip(&src[start..]) {
-            *d = values[usize::from(format.encode(scaled(s.widen(), inverse)))];
+        let mut codes = [0; 256];
+        for (dst, src) in cut.chunks_mut(codes.len()).zip(src[start..].chunks(codes.len())) {
+            let n_elems = dst.len();
+            encode_cut(&mut codes[..n_elems], &src[..n_elems], format, inverse);
+            for (d, code) in dst.iter_mut().zip(codes) {
+                *d = values[usize::from(code)];
+            }
         }
     });
 }

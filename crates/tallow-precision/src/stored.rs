@@ -139,6 +139,20 @@ impl CustomOp1 for Through {
     }
 }
 
+/// `x` in `dtype`, apart from the graph; `x` itself where it is that already.
+pub(crate) fn detached_cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let x = x.detach();
+    let known = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    let dense = x.device().is_cpu() && x.is_contiguous();
+    if x.dtype() == dtype || !dense || !known(x.dtype()) || !known(dtype) {
+        return Ok(x.to_dtype(dtype)?);
+    }
+    // The kernel works on all cores, candle's own cast on one.
+    let cast = Tensor::zeros(x.shape(), dtype, x.device())?;
+    cast.inplace_op2(&x, &Publish(None))?;
+    Ok(cast)
+}
+
 /// `dst = src`, rounded to the dtype of `dst`, through an 8-bit format if there is one. No allocation.
 pub(crate) struct Publish(pub(crate) Option<Fp8>);
 

@@ -1,6 +1,6 @@
 //! One pass over gradients: divide, and see whether all are finite.
 
-use crate::{Error, Result, error::FLOAT};
+use crate::{Error, Result, error::FLOAT, stored::detached_cast};
 use candle_core::{
     CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var, backprop::GradStore,
 };
@@ -88,14 +88,14 @@ fn divide_in_place(grad: Tensor, scale: f32) -> Result<(Tensor, bool)> {
 
 fn divide_copy(grad: Tensor, scale: f32) -> Result<(Tensor, bool)> {
     let wide = if grad.dtype() == DType::F16 { DType::F32 } else { grad.dtype() };
-    let grad = grad.detach();
     if grad.device().is_cpu() {
         let copy = match grad.dtype() == wide {
-            true => grad.force_contiguous()?,
-            false => grad.to_dtype(wide)?,
+            true => grad.detach().force_contiguous()?,
+            false => detached_cast(&grad, wide)?,
         };
         return divide_in_place(copy, scale);
     }
+    let grad = grad.detach();
     let grad = (grad.to_dtype(wide)? / f64::from(scale))?;
     // x * 0 is 0 for every finite x and NaN for all others.
     let zero = (grad.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()?;
