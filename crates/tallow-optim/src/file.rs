@@ -8,11 +8,12 @@
 
 use crate::{
     error::{ConfigError, Result, StateError},
-    fused::Planes,
+    fused::{Planes, Visit},
     optimizer::{Param, State},
     planes::Plan,
 };
 use std::{
+    fmt,
     fs::{File, OpenOptions, TryLockError},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
@@ -22,7 +23,6 @@ use tallow_kernels::optim::CHUNK_ELEMS;
 /// Planes start at multiples of this, a page.
 const ALIGN_BYTES: u64 = 4096;
 
-#[derive(Debug)]
 pub(crate) struct StateFile {
     file: File,
     path: PathBuf,
@@ -106,6 +106,12 @@ impl StateFile {
     }
 }
 
+impl fmt::Debug for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "StateFile({}, window of {} bytes)", self.path.display(), self.window.len())
+    }
+}
+
 impl Drop for StateFile {
     fn drop(&mut self) {
         // Scratch that cannot be removed harms nobody: the next optimizer empties it.
@@ -121,12 +127,7 @@ pub(crate) struct Window<'a> {
 }
 
 impl Planes for Window<'_> {
-    fn each(
-        &mut self,
-        plan: &Plan,
-        n_elems: usize,
-        f: &mut dyn FnMut(usize, usize, Vec<&mut [u8]>),
-    ) -> Result<()> {
+    fn each(&mut self, plan: &Plan, n_elems: usize, f: &mut Visit<'_>) -> Result<()> {
         let chunk = chunk_elems(plan, n_elems, self.file.window_bytes());
         let mut window = std::mem::take(&mut self.file.window);
         *self.is_torn = true;
@@ -168,4 +169,44 @@ fn split<'a>(window: &'a mut [u8], plan: &Plan, n_elems: usize) -> Vec<&'a mut [
         rest = tail;
     }
     planes
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Algorithm, Config, Error, Optimizer, Place, StateError};
+    use candle_core::{DType, Device, Tensor, Var};
+    use std::{
+        fs::{self, File},
+        path::PathBuf,
+    };
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tallow-optim-file-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn a_failed_write_is_torn_until_a_checkpoint_is_loaded() {
+        let ones = || Tensor::ones(5000, DType::F32, &Device::Cpu).expect("ones");
+        let params = ["a", "b"].map(|n| (n.into(), Var::from_tensor(&ones()).expect("a copy")));
+        let place = Place::File { path: path("torn"), window_bytes: 1 << 15 };
+        let config = Config { place, ..Config::new(Algorithm::ADAMW, 0.1) };
+        let mut optimizer = Optimizer::new(&params, config).expect("sound");
+        optimizer.step_one("a", &ones()).expect("it fits");
+        optimizer.save(&path("checkpoint")).expect("saved");
+
+        let file = optimizer.file.as_mut().expect("the state is in a file");
+        let good = std::mem::replace(&mut file.file, File::open(path("torn")).expect("readable"));
+        let torn = |result: crate::Result<()>| matches!(result, Err(Error::State(StateError::Torn { name, .. })) if name == "a");
+        let failed = optimizer.step_one("a", &ones());
+        assert!(matches!(failed, Err(Error::State(StateError::Io { .. }))), "{failed:?}");
+        assert_eq!(optimizer.n_updates("a"), Some(1));
+        optimizer.file.as_mut().expect("as before").file = good;
+        assert!(torn(optimizer.step_one("a", &ones())));
+        assert!(torn(optimizer.save(&path("never"))) && !path("never").exists());
+        optimizer.step_one("b", &ones()).expect("only `a` was torn");
+        optimizer.load(&path("checkpoint")).expect("its own");
+        fs::remove_file(path("checkpoint")).expect("saved");
+        optimizer.step_one("a", &ones()).expect("whole again");
+        assert_eq!((optimizer.n_updates("a"), optimizer.n_updates("b")), (Some(2), Some(0)));
+    }
 }

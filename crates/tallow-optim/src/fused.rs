@@ -24,26 +24,19 @@ pub(crate) struct Update<'a> {
     pub(crate) key: UpdateKey,
 }
 
+/// Takes the first element, how many there are, and their planes.
+pub(crate) type Visit<'a> = dyn FnMut(usize, usize, Vec<&mut [u8]>) + 'a;
+
 /// Where the planes of a state come from.
 pub(crate) trait Planes {
     /// Calls `f(first, n_elems, planes)` until it has seen each element once, in order, and keeps
     /// what `f` made of the planes.
-    fn each(
-        &mut self,
-        plan: &Plan,
-        n_elems: usize,
-        f: &mut dyn FnMut(usize, usize, Vec<&mut [u8]>),
-    ) -> Result<()>;
+    fn each(&mut self, plan: &Plan, n_elems: usize, f: &mut Visit<'_>) -> Result<()>;
 }
 
 /// Planes in memory.
 impl Planes for Vec<Vec<u8>> {
-    fn each(
-        &mut self,
-        _: &Plan,
-        n_elems: usize,
-        f: &mut dyn FnMut(usize, usize, Vec<&mut [u8]>),
-    ) -> Result<()> {
+    fn each(&mut self, _: &Plan, n_elems: usize, f: &mut Visit<'_>) -> Result<()> {
         f(0, n_elems, self.iter_mut().map(Vec::as_mut_slice).collect());
         Ok(())
     }

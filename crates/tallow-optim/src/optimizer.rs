@@ -9,7 +9,7 @@ use crate::{
     planes::Plan,
 };
 use candle_core::{Tensor, TensorId, Var, backprop::GradStore};
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 use tallow_kernels::optim::UpdateKey;
 
 /// Parameters, the state of each, and how they are updated.
@@ -39,7 +39,6 @@ pub(crate) struct Param {
 }
 
 /// Where a parameter's planes are.
-#[derive(Debug)]
 pub(crate) enum State {
     Ram(Vec<Vec<u8>>),
     /// Where each plane starts in the state file.
@@ -51,6 +50,17 @@ pub(crate) enum State {
     Device(Vec<Tensor>),
 }
 
+/// Not the bytes themselves, which may be gigabytes.
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            State::Ram(planes) => write!(f, "Ram({} planes)", planes.len()),
+            State::File { starts, is_torn } => write!(f, "File({starts:?}, torn: {is_torn})"),
+            State::Device(planes) => write!(f, "Device({} planes)", planes.len()),
+        }
+    }
+}
+
 impl Optimizer {
     /// An optimizer of the parameters that no group freezes, with states of zeros.
     ///
@@ -60,7 +70,7 @@ impl Optimizer {
     /// exist.
     pub fn new(params: &[(String, Var)], config: Config) -> Result<Self> {
         config.check()?;
-        let (mut by_name, mut by_id) = (HashMap::new(), HashMap::new());
+        let (mut by_name, mut by_id) = (HashMap::<String, usize>::new(), HashMap::new());
         let mut trained: Vec<Param> = Vec::new();
         for (index, (name, var)) in params.iter().enumerate() {
             let Treatment::Trained { learning_rate_factor, weight_decay } = config.treatment(name)
@@ -70,7 +80,7 @@ impl Optimizer {
             check_parameter(name, var, &config)?;
             let twin = by_name.get(name).or(by_id.get(&var.as_tensor().id()));
             if let Some(&twin) = twin {
-                let first = trained[twin as usize].name.clone();
+                let first = trained[twin].name.clone();
                 return Err(ParameterError::Twice { first, second: name.clone() }.into());
             }
             by_name.insert(name.clone(), trained.len());

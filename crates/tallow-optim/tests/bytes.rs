@@ -1,6 +1,5 @@
 //! What states hold, counted. No test harness: its threads would be counted too.
 
-#[allow(dead_code, unreachable_pub)]
 mod common;
 
 use candle_core::{DType, Var};
