@@ -20,7 +20,7 @@ use std::{
     cell::RefCell,
     collections::{HashMap, HashSet},
     ffi::OsString,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io,
     path::{Path, PathBuf},
 };
@@ -49,24 +49,15 @@ impl Optimizer {
             }
         }
         let part = with_suffix(path, ".part");
-        let io = |source| StateError::Io { path: part.clone(), source };
-        safetensors::serialize_to_file(views, Some(identity(&self.config)), &part).map_err(
-            |error| match error {
-                SafeTensorError::IoError(error) => io(error),
-                other => io(io::Error::other(other)),
-            },
-        )?;
-        if let Some(error) = failure.into_inner() {
-            return Err(error.into());
+        let written = write(views, identity(&self.config), &part);
+        // A plane that could not be read was written as zeros: never rename that over a checkpoint.
+        let whole = failure.into_inner().map_or(written, Err);
+        let result = whole.and_then(|()| rename(&part, path));
+        if result.is_err() {
+            // What is left of the attempt is of no use, and the next one overwrites it.
+            let _ = fs::remove_file(&part);
         }
-        File::open(&part).and_then(|file| file.sync_all()).map_err(io)?;
-        fs::rename(&part, path).map_err(io)?;
-        // The rename itself is on the disk once the folder is; not every system opens folders.
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-        if let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) {
-            folder.sync_all().map_err(io)?;
-        }
-        Ok(())
+        Ok(result?)
     }
 
     /// Replaces all states and counts by those of `path`. The learning rate is not among them.
@@ -116,6 +107,32 @@ impl Optimizer {
                 Err(StateError::Torn { path, name: param.name.clone() }.into())
             }
         }
+    }
+}
+
+/// Writes `part`, and returns once it is on the disk.
+fn write(
+    views: Vec<(String, Bytes)>,
+    metadata: HashMap<String, String>,
+    part: &Path,
+) -> Result<(), StateError> {
+    let io = |source| StateError::Io { path: part.to_owned(), source };
+    safetensors::serialize_to_file(views, Some(metadata), part).map_err(|error| match error {
+        SafeTensorError::IoError(error) => io(error),
+        other => io(io::Error::other(other)),
+    })?;
+    OpenOptions::new().write(true).open(part).and_then(|file| file.sync_all()).map_err(io)
+}
+
+/// Gives `part` its name, and returns once that is on the disk.
+fn rename(part: &Path, path: &Path) -> Result<(), StateError> {
+    let io = |source| StateError::Io { path: path.to_owned(), source };
+    fs::rename(part, path).map_err(io)?;
+    // Not every system opens folders.
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    match File::open(folder.unwrap_or(Path::new("."))) {
+        Ok(folder) => folder.sync_all().map_err(io),
+        Err(_) => Ok(()),
     }
 }
 

@@ -176,7 +176,7 @@ mod tests {
     use crate::{Algorithm, Config, Error, Optimizer, Place, StateError};
     use candle_core::{DType, Device, Tensor, Var};
     use std::{
-        fs::{self, File},
+        fs::{self, File, OpenOptions},
         path::PathBuf,
     };
 
@@ -184,29 +184,57 @@ mod tests {
         std::env::temp_dir().join(format!("tallow-optim-file-{}-{name}", std::process::id()))
     }
 
-    #[test]
-    fn a_failed_write_is_torn_until_a_checkpoint_is_loaded() {
-        let ones = || Tensor::ones(5000, DType::F32, &Device::Cpu).expect("ones");
+    fn ones() -> Tensor {
+        Tensor::ones(5000, DType::F32, &Device::Cpu).expect("ones")
+    }
+
+    /// An optimizer of `a` and `b` with a state file, one update of `a`, and its checkpoint.
+    fn saved(state: &str, checkpoint: &str) -> Optimizer {
         let params = ["a", "b"].map(|n| (n.into(), Var::from_tensor(&ones()).expect("a copy")));
-        let place = Place::File { path: path("torn"), window_bytes: 1 << 15 };
+        let place = Place::File { path: path(state), window_bytes: 1 << 15 };
         let config = Config { place, ..Config::new(Algorithm::ADAMW, 0.1) };
         let mut optimizer = Optimizer::new(&params, config).expect("sound");
         optimizer.step_one("a", &ones()).expect("it fits");
-        optimizer.save(&path("checkpoint")).expect("saved");
+        optimizer.save(&path(checkpoint)).expect("saved");
+        optimizer
+    }
 
-        let file = optimizer.file.as_mut().expect("the state is in a file");
-        let good = std::mem::replace(&mut file.file, File::open(path("torn")).expect("readable"));
-        let torn = |result: crate::Result<()>| matches!(result, Err(Error::State(StateError::Torn { name, .. })) if name == "a");
+    /// Gives the optimizer another handle to its state file, and returns the old one.
+    fn swap(optimizer: &mut Optimizer, file: File) -> File {
+        let state = optimizer.file.as_mut().expect("the state is in a file");
+        std::mem::replace(&mut state.file, file)
+    }
+
+    #[test]
+    fn a_failed_write_is_torn_until_a_checkpoint_is_loaded() {
+        let mut optimizer = saved("torn", "torn-checkpoint");
+        let good = swap(&mut optimizer, File::open(path("torn")).expect("readable"));
         let failed = optimizer.step_one("a", &ones());
         assert!(matches!(failed, Err(Error::State(StateError::Io { .. }))), "{failed:?}");
         assert_eq!(optimizer.n_updates("a"), Some(1));
-        optimizer.file.as_mut().expect("as before").file = good;
+        swap(&mut optimizer, good);
+
+        let torn = |result: crate::Result<()>| matches!(result, Err(Error::State(StateError::Torn { name, .. })) if name == "a");
         assert!(torn(optimizer.step_one("a", &ones())));
         assert!(torn(optimizer.save(&path("never"))) && !path("never").exists());
         optimizer.step_one("b", &ones()).expect("only `a` was torn");
-        optimizer.load(&path("checkpoint")).expect("its own");
-        fs::remove_file(path("checkpoint")).expect("saved");
+        optimizer.load(&path("torn-checkpoint")).expect("its own");
+        fs::remove_file(path("torn-checkpoint")).expect("saved");
         optimizer.step_one("a", &ones()).expect("whole again");
         assert_eq!((optimizer.n_updates("a"), optimizer.n_updates("b")), (Some(2), Some(0)));
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_read_replaces_no_checkpoint() {
+        let mut optimizer = saved("unreadable", "unreadable-checkpoint");
+        let before = fs::read(path("unreadable-checkpoint")).expect("saved");
+        optimizer.step_one("a", &ones()).expect("it fits");
+        let write_only = OpenOptions::new().write(true).open(path("unreadable"));
+        swap(&mut optimizer, write_only.expect("writable"));
+        let failed = optimizer.save(&path("unreadable-checkpoint"));
+        assert!(matches!(failed, Err(Error::State(StateError::Io { .. }))), "{failed:?}");
+        assert_eq!(before, fs::read(path("unreadable-checkpoint")).expect("still there"));
+        fs::remove_file(path("unreadable-checkpoint")).expect("still there");
+        assert!(!path("unreadable-checkpoint.part").exists());
     }
 }

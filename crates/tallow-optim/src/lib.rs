@@ -20,8 +20,8 @@ pub use crate::{
     error::{ConfigError, Error, ParameterError, Result, StateError},
     optimizer::{Optimizer, Stepped, named},
     price::{
-        BLOCK_ELEMS, MIN_8BIT_ELEMS, StateFormat, adafactor_state_bytes, adamw_state_bytes,
-        kahan_weights_bytes, lion_state_bytes, moment_bytes, sgd_state_bytes,
+        MIN_8BIT_ELEMS, StateFormat, adafactor_state_bytes, adamw_state_bytes, kahan_weights_bytes,
+        lion_state_bytes, sgd_state_bytes,
     },
     release::{GradientNorm, Verdict},
     schedule::{Schedule, Shape},

@@ -5,8 +5,6 @@ use tallow_kernels::optim::{Block, Format, Rounding};
 /// Parameters with fewer elements keep f32 moments in 8-bit: they cost little and matter much
 /// (norms, biases).
 pub const MIN_8BIT_ELEMS: u64 = 4096;
-/// The block of Dettmers et al. for 8-bit states.
-pub const BLOCK_ELEMS: usize = 256;
 
 /// How moments are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,9 +16,14 @@ pub enum StateFormat {
     Bf16(Rounding),
     /// A byte an element and 4 bytes a block, quantised block by block.
     Bits8 {
-        /// Elements of a block, a power of two from 16 to 2048; [`BLOCK_ELEMS`] is usual.
+        /// Elements of a block, a power of two from 16 to 2048.
         block_elems: usize,
     },
+}
+
+impl StateFormat {
+    /// 8 bits in blocks of 256, which keep an outlier's harm small.
+    pub const BITS8: StateFormat = StateFormat::Bits8 { block_elems: 256 };
 }
 
 /// The format of a moment of one parameter.
@@ -37,7 +40,7 @@ pub(crate) const fn resolved(format: StateFormat, is_f64: bool, n_elems: u64) ->
 }
 
 /// Bytes of one moment of a parameter of `n_elems` elements that is not f64.
-pub const fn moment_bytes(n_elems: u64, format: StateFormat) -> u64 {
+const fn moment_bytes(n_elems: u64, format: StateFormat) -> u64 {
     resolved(format, false, n_elems).bytes(n_elems)
 }
 

@@ -16,7 +16,7 @@ static ALLOC: CountingAllocator<System> = CountingAllocator::new(System);
 
 /// Names, shapes and lists of planes of two parameters, and the tables by name and by variable.
 const SMALL_BYTES: u64 = 4 << 10;
-const BITS8: StateFormat = StateFormat::Bits8 { block_elems: 256 };
+const BITS8: StateFormat = StateFormat::BITS8;
 const N_WEIGHT: u64 = 1 << 20;
 const N_BIAS: u64 = 1001;
 

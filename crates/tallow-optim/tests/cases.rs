@@ -12,7 +12,7 @@ use tallow_optim::{
 use tallow_testkit::{Tol, assert_close};
 
 const ADAMW: Algorithm = Algorithm::ADAMW;
-const BITS8: StateFormat = StateFormat::Bits8 { block_elems: 256 };
+const BITS8: StateFormat = StateFormat::BITS8;
 
 fn formats() -> [StateFormat; 5] {
     let [nearest, chance, kahan] =

@@ -85,7 +85,7 @@ fn res_4_a_resumed_run_is_the_straight_run() {
 
 #[test]
 fn a_checkpoint_moves_between_memory_and_file() {
-    let config = Config { format: StateFormat::Bits8 { block_elems: 256 }, ..configs().remove(0) };
+    let config = Config { format: StateFormat::BITS8, ..configs().remove(0) };
     let (ram_params, file_params) = (some(DType::F32), some(DType::F32));
     let mut ram = optimizer(&ram_params, &config);
     train(&mut ram, &ram_params, 0..3);

@@ -34,7 +34,7 @@ fn two_phases(params: &[(String, Var)], config: &Config, loss_scale: f64, max_no
 
 #[test]
 fn two_phases_clip_as_one_does() {
-    let bits8 = StateFormat::Bits8 { block_elems: 256 };
+    let bits8 = StateFormat::BITS8;
     let plain = Config::new(Algorithm::Sgd { momentum: 0.9, nesterov: true }, 0.1);
     let configs = [
         plain.clone(),

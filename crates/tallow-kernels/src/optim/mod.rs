@@ -105,11 +105,15 @@ pub struct UpdateKey {
     pub t: u64,
 }
 
+/// Sets the random numbers of updates apart from others of the same seed: "optimize" in ASCII.
+const KEY: u64 = 0x6f70_7469_6d69_7a65;
+
 impl UpdateKey {
     /// Array 0 is the parameter, 1 and 2 its moments.
     fn draws(self, array: u64) -> Draws {
         let stream = u64::from(self.parameter) << 34 | array << 32 | self.t & 0xffff_ffff;
-        Draws { seed: self.seed, stream }
+        // Another key than dropout's, whose streams may have the same numbers.
+        Draws { seed: self.seed ^ KEY, stream }
     }
 }
 
