@@ -182,7 +182,19 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--set", "train.batch=many"], "section `train`: invalid type");
     refused(&["train", "--set", "train.batch=-1"], "section `train`: invalid value");
     refused(&["train", "--set", "model.name=vgg"], "model.name `vgg` is unknown");
-    refused(&["train", "--set", "optimizer.name=sgd"], "optimizer.name `sgd` is unknown");
+    refused(&["train", "--set", "optimizer.name=adagrad"], "unknown variant `adagrad`");
+    refused(&["train", "--set", "optimizer.state=4bit"], "unknown variant `4bit`");
+    refused(&["train", "--set", "optimizer.momentum=0.9"], "momentum is given, but adamw has none");
+    refused(&["train", "--set", "precision.compute=fp4"], "unknown variant `fp4`");
+    refused(&["train", "--set", "precision.loss_scale=0"], "precision.loss_scale");
+    refused(&["train", "--set", "precision.loss_scale=sometimes"], "precision");
+    refused(&["train", "--set", "precision.masters=false"], "f32 weights are their own masters");
+    refused(
+        &["train", "--set", "precision.keep_f32=[\"layer9.*\"]"],
+        "`layer9.*` matches no parameter",
+    );
+    refused(&["train", "--set", "train.clip_norm=0.0"], "train.clip_norm is 0");
+    refused(&["train", "--set", "train.warmup_updates=9999"], "more than warmup_updates");
     refused(&["train", "--set", "train.schedule=stairs"], "unknown variant `stairs`");
     refused(&["train", "--set", "train.learning_rate=nan"], "learning_rate is NaN");
     refused(&["train", "--set", "train.learning_rate=0.0"], "learning_rate is 0");
@@ -194,6 +206,49 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", bad.to_str().expect("a path")], "bad.toml`, line 3:");
 }
 
+/// Two updates with these settings, and the report.
+fn report_of(name: &str, settings: &[&str]) -> serde_json::Value {
+    let out = folder(name);
+    let path = out.to_str().expect("a path");
+    let mut args = vec!["train", "--out", path, "--set", "train.max_updates=2"];
+    settings.iter().for_each(|s| args.extend(["--set", s]));
+    let output = tallow(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = fs::read_to_string(out.join("report.json")).expect("a report");
+    serde_json::from_str(&report).expect("JSON")
+}
+
+#[test]
+fn cli_2_every_memory_option_is_reported_and_moves_bytes() {
+    let bytes = |report: &serde_json::Value, key: &str| report[key].as_u64().expect("a count");
+    let plain = report_of("plain", &[]);
+    assert_eq!(
+        (&plain["precision"], &plain["optimizer"]),
+        (&"f32".into(), &"adamw, f32 state".into())
+    );
+    for (name, settings, key, value, moved) in [
+        ("bf16", "precision.compute=bf16", "precision", "bf16", "peak_bytes"),
+        ("f16", "precision.compute=f16", "precision", "f16", "peak_bytes"),
+        ("8bit", "optimizer.state=8bit", "optimizer", "adamw, 8bit state", "optimizer_state_bytes"),
+        (
+            "state-bf16",
+            "optimizer.state=bf16",
+            "optimizer",
+            "adamw, bf16 state",
+            "optimizer_state_bytes",
+        ),
+        ("sgd", "optimizer.name=sgd", "optimizer", "sgd, f32 state", "optimizer_state_bytes"),
+        ("accumulate", "train.accumulate=4", "precision", "f32", "peak_bytes"),
+    ] {
+        let report = report_of(name, &[settings]);
+        assert_eq!(report[key], value, "{settings}");
+        let (got, before) = (bytes(&report, moved), bytes(&plain, moved));
+        assert!(got < before, "{settings}: {moved} is {got}, without it {before}");
+    }
+    let bare = report_of("bare", &["precision.compute=bf16", "precision.masters=false"]);
+    assert_eq!(bare["precision"], "bf16 without masters");
+}
+
 #[test]
 fn an_out_folder_that_cannot_be_written_ends_the_run_at_once() {
     let file = folder("out-is-a-file").join("file");
@@ -202,13 +257,13 @@ fn an_out_folder_that_cannot_be_written_ends_the_run_at_once() {
 }
 
 #[test]
-fn a_loss_that_explodes_is_named() {
+fn a_run_that_explodes_names_the_gradient() {
     let out = folder("explodes");
     let out = out.to_str().expect("a path");
     let output = tallow(&["train", "--set", "train.learning_rate=1e30", "--out", out]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("the loss of update"), "{error}");
+    assert!(error.contains("is not finite"), "{error}");
 }
 
 #[test]

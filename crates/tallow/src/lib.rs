@@ -6,6 +6,9 @@
 //! | feature | engine |
 //! |---|---|
 //! | `tensor` | differentiable operations and layers with lean backward passes |
+//! | `precision` | policies, master weights, loss scaling, fp8 |
+//! | `accum` | gradient sums over micro-batches |
+//! | `optim` | optimizers with small states |
 //! | `models` | ResNets under torchvision's parameter names |
 //! | `data` | images in batches, with a bounded number of bytes |
 //! | `memory` | counting allocator, the system's resident peak |
@@ -15,12 +18,18 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(feature = "accum")]
+pub use tallow_accum as accum;
 #[cfg(feature = "data")]
 pub use tallow_data as data;
 #[cfg(feature = "memory")]
 pub use tallow_memory as memory;
 #[cfg(feature = "models")]
 pub use tallow_models as models;
+#[cfg(feature = "optim")]
+pub use tallow_optim as optim;
+#[cfg(feature = "precision")]
+pub use tallow_precision as precision;
 #[cfg(feature = "tensor")]
 pub use tallow_tensor as tensor;
 #[cfg(feature = "train")]
