@@ -831,7 +831,8 @@ fn a_layer_computes_in_the_dtype_of_its_weights() {
     let x = Var::from_tensor(&narrow).expect("a variable");
     let params = Params::new(0);
     let vb = params.builder(DType::F32, &Device::Cpu);
-    let conv = layers::conv2d(3, 4, [3, 3], ops::Conv2dConfig::UNIT, vb.pp("conv")).expect("builds");
+    let conv =
+        layers::conv2d(3, 4, [3, 3], ops::Conv2dConfig::UNIT, vb.pp("conv")).expect("builds");
     let linear = layers::linear(9, 2, vb.pp("linear")).expect("builds");
     let y = conv.forward(&x).expect("runs").flatten_from(2).expect("flat");
     let y = linear.forward(&y.to_dtype(DType::F16).expect("half")).expect("runs");
