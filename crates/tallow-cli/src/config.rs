@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tallow_train::{
     BatchSplit,
     accum::Clip,
-    optim::{self, Algorithm, BLOCK_ELEMS, Rounding, Shape, StateFormat},
+    optim::{self, Algorithm, Rounding, Shape, StateFormat},
     precision::{DynamicScale, LossScale, Policy},
 };
 
@@ -190,6 +190,15 @@ pub(crate) fn load(path: Option<&Path>, overrides: &[String]) -> Result<Config> 
     for text in overrides {
         apply(&mut table, text).with_context(|| format!("--set {text}"))?;
     }
+    let name = path.map_or(String::new(), |path| format!("configuration `{}`", path.display()));
+    match checked_table(table) {
+        Err(error) if path.is_some() => Err(error.context(name)),
+        result => result,
+    }
+}
+
+/// What a table of sections means.
+fn checked_table(mut table: toml::Table) -> Result<Config> {
     let model: Model = section(&mut table, "model")?;
     let data: Data = section(&mut table, "data")?;
     let train: Train = section(&mut table, "train")?;
@@ -229,11 +238,14 @@ fn checked(
     let seed = train.seed.unwrap_or(0);
     let learning_rate = train.learning_rate.unwrap_or(4e-3);
     let positive = |x: f64| x > 0.0 && x.is_finite();
-    ensure!(positive(learning_rate), "train.learning_rate is {learning_rate}, it must be above 0");
+    ensure!(
+        positive(learning_rate),
+        "train.learning_rate is {learning_rate}, it must be above 0 and finite"
+    );
     let clip = match train.clip_norm {
         None => Clip::Off,
         Some(norm) => {
-            ensure!(positive(norm), "train.clip_norm is {norm}, it must be above 0");
+            ensure!(positive(norm), "train.clip_norm is {norm}, it must be above 0 and finite");
             Clip::Norm(norm)
         }
     };
@@ -279,6 +291,10 @@ fn policy(precision: &Precision, compute: Compute) -> Result<(Policy, Rounding)>
         Compute::F16 => Policy::f16(),
         Compute::Fp8 => Policy::fp8_stored(DType::BF16),
     };
+    ensure!(
+        compute != Compute::F32 || precision.keep_f32.is_none(),
+        "precision.keep_f32 is given, but everything computes in f32"
+    );
     for pattern in precision.keep_f32.iter().flatten() {
         policy = policy.with(pattern, DType::F32);
     }
@@ -348,8 +364,13 @@ fn algorithm(given: &OptimizerSection, learning_rate: f64) -> Result<(String, op
     let (state, format) = match given.state {
         None | Some(State::F32) => ("f32", StateFormat::F32),
         Some(State::Bf16) => ("bf16", StateFormat::Bf16(Rounding::Stochastic)),
-        Some(State::Bits8) => ("8bit", StateFormat::Bits8 { block_elems: BLOCK_ELEMS }),
+        Some(State::Bits8) => ("8bit", StateFormat::BITS8),
     };
+    let no_state = matches!(algorithm, Algorithm::Sgd { momentum: 0.0, .. });
+    ensure!(
+        !no_state || given.state.is_none(),
+        "optimizer.state is {state}, but sgd without momentum keeps none"
+    );
     let weight_decay = given.weight_decay.unwrap_or(decay);
     let config = optim::Config::new(algorithm, learning_rate);
     Ok((format!("{text}, {state} state"), optim::Config { weight_decay, format, ..config }))
@@ -368,7 +389,8 @@ fn read(path: &Path) -> Result<toml::Table> {
 /// Writes `section.key=value` into the table; a value that is no TOML is a string.
 fn apply(table: &mut toml::Table, text: &str) -> Result<()> {
     let (key, value) = text.split_once('=').context("an override is section.key=value")?;
-    let (name, key) = key.trim().split_once('.').context("an override is section.key=value")?;
+    let (name, key) = key.split_once('.').context("an override is section.key=value")?;
+    let (name, key) = (name.trim(), key.trim());
     let value = value.trim();
     let parsed = format!("value = {value}").parse::<toml::Table>();
     let parsed = parsed.ok().filter(|t| t.len() == 1).and_then(|mut t| t.remove("value"));
@@ -386,8 +408,9 @@ fn section<T: Default + for<'de> Deserialize<'de>>(
 ) -> Result<T> {
     match table.remove(name) {
         None => Ok(T::default()),
+        // Toml's own text names the key after the message.
         Some(value) => value.try_into().map_err(|error: toml::de::Error| {
-            anyhow::anyhow!("section `{name}`: {}", error.message())
+            anyhow::anyhow!("section `{name}`: {}", error.to_string().trim())
         }),
     }
 }

@@ -7,7 +7,7 @@ mod view;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, error::ErrorKind};
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::Write, path::PathBuf, process::ExitCode};
 use tallow_memory::CountingAllocator;
 
 /// Counts every byte that the process asks for. mimalloc keeps freed pages mapped, which saves the
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&format!("{error:#}")));
+            complain(&format!("error: {}", one_line(&format!("{error:#}"))));
             ExitCode::from(2)
         }
     }
@@ -65,25 +65,33 @@ fn run(arguments: Arguments) -> Result<()> {
     }
 }
 
+/// To standard error; if that is gone, the exit code has to do.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Help and version go to standard output; a wrong argument is one line that names it.
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            print!("{error}");
+            view::print_line(error.to_string().trim_end());
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprint!("{error}");
+            complain(error.to_string().trim_end());
             ExitCode::from(2)
         }
         _ => {
             let text = error.to_string();
-            eprintln!("{} (see `tallow --help`)", text.lines().next().unwrap_or("error"));
+            let line = text.lines().next().unwrap_or("error");
+            complain(&format!("{line} (see `tallow --help`)"));
             ExitCode::from(2)
         }
     }
 }
 
+/// The message alone: candle appends a backtrace where the environment asks for one.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let message = text.split("\n   0: ").next().unwrap_or(text);
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
 }

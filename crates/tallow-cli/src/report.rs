@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// `report.json`. A field is `null` where this version has nothing to say.
 #[derive(Clone, Debug, Serialize)]
@@ -53,15 +56,25 @@ pub(crate) struct Report {
     pub(crate) skipped_steps: u64,
 }
 
-/// Makes the folder before the run, so that a path that cannot be written ends it at once.
+const REPORT: &str = "report.json";
+
+/// Where this process writes the report before it takes its name.
+fn part(folder: &Path) -> PathBuf {
+    folder.join(format!("{REPORT}.{}.part", std::process::id()))
+}
+
+/// Makes the folder before the run, so that a path that cannot be written ends it at once, and
+/// removes the report of an earlier run, which would pass for this one's if this one failed.
 ///
 /// # Errors
-/// If the folder cannot be made or written.
+/// If the folder cannot be made or written, or something that is no file stands in the report's way.
 pub(crate) fn prepare(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("--out `{}`", folder.display()))?;
-    let probe = folder.join(".tallow-write-test");
-    fs::write(&probe, b"").with_context(|| format!("--out `{}`", folder.display()))?;
-    fs::remove_file(&probe).with_context(|| format!("--out `{}`", folder.display()))
+    for path in [folder.join(REPORT), part(folder)] {
+        fs::write(&path, b"").with_context(|| format!("`{}`", path.display()))?;
+        fs::remove_file(&path).with_context(|| format!("`{}`", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Writes `report.json` whole or not at all.
@@ -69,7 +82,7 @@ pub(crate) fn prepare(folder: &Path) -> Result<()> {
 /// # Errors
 /// If the folder cannot be written.
 pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
-    let (path, part) = (folder.join("report.json"), folder.join("report.json.part"));
+    let (path, part) = (folder.join(REPORT), part(folder));
     let text = serde_json::to_string_pretty(report)? + "\n";
     fs::write(&part, text).with_context(|| format!("`{}`", part.display()))?;
     fs::rename(&part, &path).with_context(|| format!("`{}`", path.display()))

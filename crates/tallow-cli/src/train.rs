@@ -3,7 +3,7 @@
 use crate::{
     config::{Config, Source},
     report::{self, Report},
-    view::View,
+    view::{View, say},
 };
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::Device;
@@ -30,7 +30,6 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
         n_classes: train.n_classes().max(held_out.n_classes()),
         ..ResNetConfig::digits()
     };
-    report::prepare(out)?;
     let device = Device::Cpu;
     let params = Params::new(config.seed);
     let masters = Masters::new(config.policy.clone(), params.clone())?;
@@ -49,7 +48,14 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
     };
     plan.check()?;
     let n_updates = plan.n_updates();
-    println!(
+    ensure!(
+        config.warmup_updates < n_updates,
+        "train.warmup_updates is {}, it must be less than the run's {n_updates} updates",
+        config.warmup_updates
+    );
+    let mut trainer = Trainer::new(model, masters, params.buffers(), recipe(config, n_updates))?;
+    report::prepare(out)?;
+    say!(
         "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {} \
          in micro-batches of {}, {}, {}",
         params.n_trainable(),
@@ -60,7 +66,6 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
         config.precision_name,
         config.optimizer_name,
     );
-    let mut trainer = Trainer::new(model, masters, params.buffers(), recipe(config, n_updates))?;
     let mut view = View::new(n_updates, plan.epochs, meter);
     let outcome = fit(&mut trainer, &plan, |event| view.show(event))?;
     let (peak_bytes, rss_peak_bytes) =
@@ -73,7 +78,7 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> 
         ..summary(config, &outcome, params.n_trainable(), [height, width])
     };
     report::write(out, &report)?;
-    println!("report in {}", out.join("report.json").display());
+    say!("report in {}", out.join("report.json").display());
     Ok(())
 }
 
@@ -104,6 +109,11 @@ fn open(config: &Config) -> Result<(ImageSet, ImageSet)> {
     ensure!(
         held_out < n_images,
         "data.held_out {held_out} leaves nothing of the {n_images} images to learn from"
+    );
+    let (first, classes) = (set.label(0), set.n_classes());
+    ensure!(
+        (0..n_images).any(|i| set.label(i) != first),
+        "data.source: all {n_images} images have label {first} of {classes}, there is nothing to learn"
     );
     Ok(set.split(n_images - held_out)?)
 }

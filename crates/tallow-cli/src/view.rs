@@ -1,9 +1,17 @@
 //! What a person sees of a run.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use tallow_memory::Meter;
 use tallow_train::{Event, Outcome};
+
+/// [`print_line`] with a format.
+macro_rules! say {
+    ($($text:tt)*) => {
+        $crate::view::print_line(&format!($($text)*))
+    };
+}
+pub(crate) use say;
 
 /// A progress bar on a terminal, a line an epoch elsewhere.
 pub(crate) struct View<'a> {
@@ -48,8 +56,8 @@ impl<'a> View<'a> {
                     mib(self.meter.peak_bytes()),
                 );
                 match &self.bar {
-                    Some(bar) => bar.println(line),
-                    None => println!("{line}"),
+                    Some(bar) => bar.suspend(|| print_line(&line)),
+                    None => print_line(&line),
                 }
             }
         }
@@ -61,23 +69,29 @@ impl<'a> View<'a> {
             bar.finish_and_clear();
         }
         let secs = outcome.training.as_secs_f64();
-        println!(
+        say!(
             "{} updates in {secs:.1} s ({:.0} samples/s)",
             outcome.n_updates,
             outcome.n_samples as f64 / secs,
         );
         if outcome.n_skipped > 0 {
-            println!("{} updates skipped: gradients overflowed", outcome.n_skipped);
+            say!("{} updates skipped: gradients overflowed", outcome.n_skipped);
         }
-        println!(
+        say!(
             "held-out loss {:.6}, accuracy {:.2} % of {} images",
             outcome.held_out.loss,
             100.0 * outcome.held_out.accuracy,
             outcome.held_out.n_samples,
         );
         let resident = rss_peak_bytes.map_or("unknown".to_string(), mib);
-        println!("peak {} counted ({peak_bytes} bytes), {resident} resident", mib(peak_bytes));
+        say!("peak {} counted ({peak_bytes} bytes), {resident} resident", mib(peak_bytes));
     }
+}
+
+/// A line to standard output. A reader that has gone away does not end a run: its report is still
+/// written.
+pub(crate) fn print_line(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Bytes as a person reads them.

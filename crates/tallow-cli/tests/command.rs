@@ -17,6 +17,7 @@ fn folder(name: &str) -> PathBuf {
 fn tallow(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tallow"))
         .args(args)
+        .current_dir(env!("CARGO_TARGET_TMPDIR")) // refused runs leave nothing in the sources
         .env("RUST_BACKTRACE", "1")
         .output()
         .expect("the binary runs")
@@ -59,10 +60,15 @@ fn source(folder: &Path) -> String {
 #[test]
 fn a_short_run_reports_and_repeats_itself() {
     let out = folder("short");
-    let run = |name: &str| {
+    // The second run on one thread: the number of threads changes nothing.
+    let run = |name: &str, threads: &str| {
         let out = out.join(name);
-        let path = out.to_str().expect("a path");
-        let output = tallow(&["train", "--set", "train.max_updates=3", "--out", path]);
+        let output = Command::new(env!("CARGO_BIN_EXE_tallow"))
+            .args(["train", "--set", "train.max_updates=3", "--out"])
+            .arg(&out)
+            .env("RAYON_NUM_THREADS", threads)
+            .output()
+            .expect("the binary runs");
         let (text, error) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{error}");
@@ -74,7 +80,7 @@ fn a_short_run_reports_and_repeats_itself() {
         let report = fs::read_to_string(out.join("report.json")).expect("a report");
         serde_json::from_str::<serde_json::Value>(&report).expect("JSON")
     };
-    let (a, b) = (run("a"), run("b"));
+    let (a, b) = (run("a", "2"), run("b", "1"));
     for key in ["loss", "train_loss", "accuracy", "updates", "params", "seed"] {
         assert_eq!(a[key], b[key], "{key}");
     }
@@ -179,7 +185,7 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--set", "memory.budget=1"], "section `memory` is unknown");
     refused(&["train", "--set", "batch=3"], "an override is section.key=value");
     refused(&["train", "--set", "train.batch"], "an override is section.key=value");
-    refused(&["train", "--set", "train.batch=many"], "section `train`: invalid type");
+    refused(&["train", "--set", "train.batch=many"], "in `batch`");
     refused(&["train", "--set", "train.batch=-1"], "section `train`: invalid value");
     refused(&["train", "--set", "model.name=vgg"], "model.name `vgg` is unknown");
     refused(&["train", "--set", "optimizer.name=adagrad"], "unknown variant `adagrad`");
@@ -190,11 +196,19 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--set", "precision.loss_scale=sometimes"], "precision");
     refused(&["train", "--set", "precision.masters=false"], "f32 weights are their own masters");
     refused(
-        &["train", "--set", "precision.keep_f32=[\"layer9.*\"]"],
+        &["train", "--set", "precision.compute=bf16", "--set", "precision.keep_f32=[\"layer9.*\"]"],
         "`layer9.*` matches no parameter",
     );
     refused(&["train", "--set", "train.clip_norm=0.0"], "train.clip_norm is 0");
-    refused(&["train", "--set", "train.warmup_updates=9999"], "more than warmup_updates");
+    refused(
+        &["train", "--set", "train.warmup_updates=9999"],
+        "train.warmup_updates is 9999, it must be less than the run's 1410 updates",
+    );
+    refused(
+        &["train", "--set", "optimizer.name=sgd", "--set", "optimizer.state=8bit"],
+        "sgd without momentum keeps none",
+    );
+    refused(&["train", "--set", "precision.keep_f32=[\"fc.*\"]"], "everything computes in f32");
     refused(&["train", "--set", "train.schedule=stairs"], "unknown variant `stairs`");
     refused(&["train", "--set", "train.learning_rate=nan"], "learning_rate is NaN");
     refused(&["train", "--set", "train.learning_rate=0.0"], "learning_rate is 0");
@@ -215,7 +229,9 @@ fn report_of(name: &str, settings: &[&str]) -> serde_json::Value {
     let output = tallow(&args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report = fs::read_to_string(out.join("report.json")).expect("a report");
-    serde_json::from_str(&report).expect("JSON")
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert!(report["updates"].as_u64().expect("a count") > 0, "{settings:?} trained nothing");
+    report
 }
 
 #[test]
@@ -227,23 +243,48 @@ fn cli_2_every_memory_option_is_reported_and_moves_bytes() {
         (&"f32".into(), &"adamw, f32 state".into())
     );
     for (name, settings, key, value, moved) in [
-        ("bf16", "precision.compute=bf16", "precision", "bf16", "peak_bytes"),
-        ("f16", "precision.compute=f16", "precision", "f16", "peak_bytes"),
-        ("8bit", "optimizer.state=8bit", "optimizer", "adamw, 8bit state", "optimizer_state_bytes"),
+        ("bf16", &["precision.compute=bf16"][..], "precision", "bf16", "peak_bytes"),
+        (
+            "f16",
+            &["precision.compute=f16", "precision.loss_scale=1024"][..],
+            "precision",
+            "f16",
+            "peak_bytes",
+        ),
+        (
+            "8bit",
+            &["optimizer.state=8bit"][..],
+            "optimizer",
+            "adamw, 8bit state",
+            "optimizer_state_bytes",
+        ),
         (
             "state-bf16",
-            "optimizer.state=bf16",
+            &["optimizer.state=bf16"][..],
             "optimizer",
             "adamw, bf16 state",
             "optimizer_state_bytes",
         ),
-        ("sgd", "optimizer.name=sgd", "optimizer", "sgd, f32 state", "optimizer_state_bytes"),
-        ("accumulate", "train.accumulate=4", "precision", "f32", "peak_bytes"),
+        (
+            "sgd",
+            &["optimizer.name=sgd"][..],
+            "optimizer",
+            "sgd, f32 state",
+            "optimizer_state_bytes",
+        ),
+        (
+            "lion",
+            &["optimizer.name=lion"][..],
+            "optimizer",
+            "lion, f32 state",
+            "optimizer_state_bytes",
+        ),
+        ("accumulate", &["train.accumulate=4"][..], "precision", "f32", "peak_bytes"),
     ] {
-        let report = report_of(name, &[settings]);
-        assert_eq!(report[key], value, "{settings}");
+        let report = report_of(name, settings);
+        assert_eq!(report[key], value, "{settings:?}");
         let (got, before) = (bytes(&report, moved), bytes(&plain, moved));
-        assert!(got < before, "{settings}: {moved} is {got}, without it {before}");
+        assert!(got < before, "{settings:?}: {moved} is {got}, without it {before}");
     }
     let bare = report_of("bare", &["precision.compute=bf16", "precision.masters=false"]);
     assert_eq!(bare["precision"], "bf16 without masters");
@@ -264,6 +305,60 @@ fn a_run_that_explodes_names_the_gradient() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("is not finite"), "{error}");
+}
+
+#[test]
+fn a_batch_that_cannot_be_normalised_is_refused_before_the_first_update() {
+    // 37 training images in batches of 4 leave a last batch of one, and 4x4 images one pixel a plane
+    // in the last stage.
+    let folder = folder("tiny");
+    fs::write(folder.join(IMAGES), idx(8, &[41, 4, 4], 41 * 16)).expect("written");
+    fs::write(folder.join(LABELS), idx(8, &[41], 41)).expect("written");
+    refused(
+        &["train", "--set", &source(&folder), "--set", "train.batch=4"],
+        "a micro-batch of 1 samples cannot be trained on: batch norm: one value per channel",
+    );
+}
+
+#[test]
+fn a_run_that_applies_nothing_or_explodes_fails() {
+    let folder = image_folder("applies-nothing", 40);
+    let args = |settings: &[&'static str]| {
+        let mut args = vec!["train".to_string(), "--set".to_string(), source(&folder)];
+        settings.iter().for_each(|s| args.extend(["--set".to_string(), s.to_string()]));
+        args
+    };
+    let huge = args(&["train.batch=4", "train.max_updates=1", "train.learning_rate=1e30"]);
+    let huge: Vec<&str> = huge.iter().map(String::as_str).collect();
+    let output = tallow(&huge);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("the weights have exploded"), "{error}");
+}
+
+#[test]
+fn a_report_of_an_earlier_run_does_not_survive_a_failed_one() {
+    let out = folder("stale");
+    fs::write(out.join("report.json"), "{}").expect("written");
+    let path = out.to_str().expect("a path");
+    let output = tallow(&["train", "--set", "train.learning_rate=1e30", "--out", path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!out.join("report.json").exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_end_a_run() {
+    use std::process::Stdio;
+    let out = folder("pipe");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tallow"))
+        .args(["train", "--set", "train.max_updates=2", "--out"])
+        .arg(&out)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    drop(child.stdout.take());
+    assert!(child.wait().expect("it ends").success());
+    assert!(out.join("report.json").exists());
 }
 
 #[test]

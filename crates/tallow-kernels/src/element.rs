@@ -3,6 +3,15 @@
 use half::{bf16, f16};
 use num_traits::{Float, NumAssign};
 
+/// `unsafe` code relies on what these traits promise, so nobody else may implement them.
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
+}
+
 /// What arithmetic is done in: `f32` or `f64`.
 pub trait Real: Element<Acc = Self> + Float + NumAssign + std::iter::Sum + 'static {
     /// The error function, for the exact GELU.
@@ -15,9 +24,9 @@ pub trait Real: Element<Acc = Self> + Float + NumAssign + std::iter::Sum + 'stat
 
 /// What tensors are stored in: `f32`, `f64`, `bf16`, `f16`.
 ///
-/// Kernels read elements, widen them to [`Element::Acc`], and round once when they store.
+/// Kernels read elements, widen them to [`Element::Acc`], and round once when they store. Sealed.
 pub trait Element:
-    Copy + Default + PartialOrd + PartialEq + std::fmt::Debug + Send + Sync + 'static
+    sealed::Sealed + Copy + Default + PartialOrd + PartialEq + std::fmt::Debug + Send + Sync + 'static
 {
     /// `f64` for `f64`, else `f32`.
     type Acc: Real;

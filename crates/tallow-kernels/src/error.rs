@@ -47,6 +47,14 @@ pub enum Error {
         /// Kernel extent on that axis.
         kernel: usize,
     },
+    /// A tensor of these sizes has more elements than memory has addresses.
+    #[error("{op}: the sizes {dims:?} overflow")]
+    TooLarge {
+        /// The operation.
+        op: &'static str,
+        /// The sizes.
+        dims: Vec<usize>,
+    },
     /// Batch statistics of a single value have no variance.
     #[error(
         "batch norm: one value per channel in {shape:?} (batch, channels, pixels); training needs more"

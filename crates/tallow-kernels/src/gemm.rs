@@ -63,9 +63,11 @@ impl<'a, T> Mat<'a, T> {
     /// If an element of the view lies outside its data.
     fn assert_inside(&self, name: &str) {
         if self.n_rows > 0 && self.n_cols > 0 {
-            let last = (self.n_rows - 1) * self.row_stride + (self.n_cols - 1) * self.col_stride;
+            let last = extent(self.n_rows, self.row_stride)
+                .zip(extent(self.n_cols, self.col_stride))
+                .and_then(|(rows, cols)| rows.checked_add(cols));
             assert!(
-                last < self.data.len(),
+                last.is_some_and(|last| last < self.data.len()),
                 "gemm: {name} is {} x {} with strides {}, {} but has {} elements",
                 self.n_rows,
                 self.n_cols,
@@ -75,6 +77,12 @@ impl<'a, T> Mat<'a, T> {
             );
         }
     }
+}
+
+/// Distance from the first to the last of `n` places that are `stride` apart; `None` beyond what a
+/// pointer may move.
+fn extent(n: usize, stride: usize) -> Option<usize> {
+    (n - 1).checked_mul(stride).filter(|&d| d <= isize::MAX as usize)
 }
 
 /// What a product does with what its destination held.
@@ -146,7 +154,8 @@ pub fn batched_gemm<'a, T: Element>(
         a.assert_inside("left");
         b.assert_inside("right");
     }
-    assert_eq!(c.len(), n_batch * m * n, "gemm: destination of {n_batch} x {m} x {n}");
+    let n_elems = n_batch.checked_mul(m).and_then(|x| x.checked_mul(n));
+    assert_eq!(Some(c.len()), n_elems, "gemm: destination of {n_batch} x {m} x {n}");
     let (tiles_m, tiles_n) = (m.div_ceil(TILE_ROWS), n.div_ceil(TILE_COLS));
     let n_tiles = n_batch * tiles_m * tiles_n;
     let dst = Disjoint::new(c);
@@ -157,7 +166,7 @@ pub fn batched_gemm<'a, T: Element>(
         let (a, b) = (a(batch).block(i, 0, rows, k), b(batch).block(0, j, k, cols));
         tile_product(dst, batch * m * n + i * n + j, n, a, b, store);
     };
-    if n_batch * m * n * k < SERIAL_MACS {
+    if (n_batch * m * n).saturating_mul(k) < SERIAL_MACS {
         (0..n_tiles).for_each(tile);
     } else {
         (0..n_tiles).into_par_iter().for_each(tile);
@@ -237,7 +246,8 @@ pub fn gemm_serial<R: Real>(c: &mut [R], c_row_stride: usize, a: Mat<R>, b: Mat<
     a.assert_inside("left");
     b.assert_inside("right");
     assert!(c_row_stride >= n, "gemm_serial: rows of {n} are {c_row_stride} apart");
-    assert!((m - 1) * c_row_stride + n <= c.len(), "gemm_serial: {m} x {n} in {}", c.len());
+    let end = extent(m, c_row_stride).and_then(|rows| rows.checked_add(n));
+    assert!(end.is_some_and(|end| end <= c.len()), "gemm_serial: {m} x {n} in {}", c.len());
     // SAFETY: all three matrices were checked to lie in their slices.
     unsafe { raw_product(c.as_mut_ptr(), c_row_stride, a, b, store) };
 }

@@ -4,7 +4,11 @@
 
 // H W input plane · P Q output plane · R S window
 
-use crate::{Element, Error, Real, conv::out_extent, par, reduce};
+use crate::{
+    Element, Error, Real,
+    conv::{check_elems, out_extent},
+    par, reduce,
+};
 
 /// How a pooling window moves. Pairs are (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +40,8 @@ impl Pool2dShape {
         for (what, n) in [
             ("kernel", cfg.kernel[0].min(cfg.kernel[1])),
             ("stride", cfg.stride[0].min(cfg.stride[1])),
+            ("height", input[0]),
+            ("width", input[1]),
         ] {
             if n == 0 {
                 return Err(Error::Zero { op, what });
@@ -49,6 +55,8 @@ impl Pool2dShape {
             }
             output[i] = out_extent(op, axis, input[i], kernel, cfg.stride[i], padding, 1)?;
         }
+        check_elems(op, &[n_planes, input[0], input[1]])?;
+        check_elems(op, &[n_planes, output[0], output[1]])?;
         Ok(Self { n_planes, input, output, cfg })
     }
 
@@ -133,14 +141,30 @@ fn scatter<T: Element>(
     shape.assert_lens(dx.len(), dout.len());
     par::rows(dx, shape.in_pixels(), |plane, dx| {
         let dout = &dout[plane * shape.out_pixels()..][..shape.out_pixels()];
-        let mut acc = vec![T::Acc::of(0.0); shape.in_pixels()];
-        for (i, d) in dout.iter().enumerate() {
-            add(plane, i, d.widen(), &mut acc);
+        let add_all = |sums: &mut [T::Acc]| {
+            for (i, d) in dout.iter().enumerate() {
+                add(plane, i, d.widen(), sums);
+            }
+        };
+        if let Some(sums) = T::as_acc_mut(dx) {
+            sums.fill(T::Acc::of(0.0));
+            add_all(sums);
+            return;
         }
-        for (dx, acc) in dx.iter_mut().zip(acc) {
-            *dx = T::narrow(acc);
+        let mut sums = vec![T::Acc::of(0.0); shape.in_pixels()];
+        add_all(&mut sums);
+        for (dx, sum) in dx.iter_mut().zip(sums) {
+            *dx = T::narrow(sum);
         }
     });
+}
+
+/// Bytes that a gradient of pooling holds on `n_threads`: the sums of a plane, for narrow elements.
+pub fn pool2d_backward_scratch_bytes<T: Element>(shape: &Pool2dShape, n_threads: u64) -> u64 {
+    match T::as_acc(&[]) {
+        Some(_) => 0,
+        None => n_threads * (shape.in_pixels() * size_of::<T::Acc>()) as u64,
+    }
 }
 
 /// What an average divides by.
@@ -156,7 +180,7 @@ impl Divisor {
     fn of(self, shape: &Pool2dShape, [rows, cols]: &[std::ops::Range<usize>; 2]) -> f64 {
         match self {
             // A window that runs over the far edge of the padding cannot occur: extents are floored.
-            Divisor::Window => (shape.cfg.kernel[0] * shape.cfg.kernel[1]) as f64,
+            Divisor::Window => shape.cfg.kernel[0] as f64 * shape.cfg.kernel[1] as f64,
             Divisor::Inside => (rows.len() * cols.len()) as f64,
         }
     }

@@ -189,4 +189,8 @@ fn bad_shapes_are_named() {
         assert!(error.contains(has), "{error:?} should say {has:?}");
     }
     assert!(matches!(Conv2dShape::new(x, [6, 3, 3, 3], unit), Err(Error::Channels { .. })));
+    let huge = cfg([1, 1], [usize::MAX / 2, 0], [1, 1], 1);
+    assert!(matches!(Conv2dShape::new(x, w, huge), Err(Error::TooLarge { .. })));
+    let huge = Conv2dShape::new([usize::MAX / 8, 4, 5, 5], w, unit);
+    assert!(matches!(huge, Err(Error::TooLarge { .. })));
 }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
 use tallow_kernels::{
     Element,
-    gemm::{Mat, Store, batched_gemm, gemm, gemm_scalar},
+    gemm::{Mat, Store, batched_gemm, gemm, gemm_scalar, gemm_serial},
 };
 use tallow_testkit::{Tol, assert_close, values};
 
@@ -115,5 +115,22 @@ fn threads_change_nothing() {
         let mut c = vec![0f32; m * n];
         gemm(&mut c, Mat::new(&a, m, k), Mat::new(&b, k, n), Store::Overwrite);
         c
+    });
+}
+
+#[test]
+fn strides_that_wrap_are_refused() {
+    let refused = |f: fn()| std::panic::catch_unwind(f).expect_err("must panic");
+    refused(|| {
+        let a = Mat { data: &[1f32; 4], n_rows: 3, n_cols: 1, row_stride: 1 << 63, col_stride: 1 };
+        gemm(&mut [0f32; 3], a, Mat::new(&[1.0], 1, 1), Store::Overwrite);
+    });
+    refused(|| {
+        let (a, b) = (Mat::new(&[1f32; 3], 3, 1), Mat::new(&[1f32], 1, 1));
+        gemm_serial(&mut [0f32], 1 << 63, a, b, Store::Overwrite);
+    });
+    refused(|| {
+        let (a, b) = (Mat::new(&[], 1 << 40, 0), Mat::new(&[], 0, 1 << 40));
+        gemm::<f32>(&mut [], a, b, Store::Overwrite);
     });
 }

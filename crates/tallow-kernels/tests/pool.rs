@@ -104,6 +104,9 @@ fn bad_pools_are_named() {
     };
     assert_eq!(new([0, 2], [1, 1], [0, 0]), Error::Zero { op: "pool2d", what: "kernel" });
     assert_eq!(new([2, 2], [1, 0], [0, 0]), Error::Zero { op: "pool2d", what: "stride" });
+    let empty = Pool2dConfig { kernel: [2, 2], stride: [1, 1], padding: [1, 1] };
+    let empty = Pool2dShape::new(1, [0, 4], empty).expect_err("an empty plane");
+    assert_eq!(empty, Error::Zero { op: "pool2d", what: "height" });
     let padding = Error::Padding { op: "pool2d", padding: 2, kernel: 3 };
     assert_eq!(new([3, 3], [1, 1], [0, 2]), padding);
     let window = Error::Window { op: "pool2d", axis: "width", window: 5, padded: 4 };

@@ -14,6 +14,7 @@ use tallow_kernels::{
     conv::*,
     gemm::{Mat, Store, gemm, gemm_packing_bytes, gemm_scratch_bytes},
     loss::*,
+    pool::{Pool2dConfig, Pool2dShape, max_pool2d_backward, pool2d_backward_scratch_bytes},
 };
 use tallow_memory::CountingAllocator;
 use tallow_testkit::values;
@@ -32,6 +33,8 @@ fn main() {
         attentions::<f32>();
         attentions::<bf16>();
         products();
+        pools::<f32>();
+        pools::<bf16>();
         losses::<f32>();
         losses::<bf16>();
     });
@@ -113,6 +116,17 @@ fn attentions<T: Element>() {
     check::<T>(&what("backward"), price, [64, 64, 64], || {
         let d = (Some(&mut dq[..]), Some(&mut dk[..]), Some(&mut dv[..]));
         attention_backward(d.0, d.1, d.2, &q, &k, &v, &out, &lse, &q, &shape, false, 0.1);
+    });
+}
+
+fn pools<T: Element>() {
+    let cfg = Pool2dConfig { kernel: [3, 3], stride: [2, 2], padding: [1, 1] };
+    let shape = Pool2dShape::new(2, [300, 300], cfg).expect("valid");
+    let (x, dout) = (to::<T>(&values(1, 2 * 90_000)), to::<T>(&values(2, 2 * 22_500)));
+    let mut dx = x.clone();
+    let price = pool2d_backward_scratch_bytes::<T>(&shape, 1);
+    check::<T>(&format!("max pool backward {}", size_of::<T>()), price, [0; 3], || {
+        max_pool2d_backward(&mut dx, &x, &dout, &shape);
     });
 }
 

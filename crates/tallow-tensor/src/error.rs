@@ -74,6 +74,16 @@ pub enum Error {
         /// The shape asked for.
         asked: Vec<usize>,
     },
+    /// A parameter was asked for in a dtype other than the one it has.
+    #[error("parameter `{name}` is {has:?}, the model asks for {asked:?}")]
+    ParameterDType {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        has: DType,
+        /// The dtype asked for.
+        asked: DType,
+    },
     /// Candle's own.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

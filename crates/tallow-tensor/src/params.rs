@@ -83,6 +83,10 @@ impl SimpleBackend for Params {
                 let (has, asked) = (var.dims().to_vec(), shape.dims().to_vec());
                 return Err(Error::Parameter { name: name.to_string(), has, asked }.into());
             }
+            if var.dtype() != dtype {
+                let (name, has, asked) = (name.to_string(), var.dtype(), dtype);
+                return Err(Error::ParameterDType { name, has, asked }.into());
+            }
             return Ok(var.as_tensor().clone());
         }
         let value = initial_value(&shape, init, key(self.seed, name), dtype, device)?;

@@ -841,3 +841,18 @@ fn a_layer_computes_in_the_dtype_of_its_weights() {
     assert_eq!(grads.get(&x).expect("reached through both casts").dtype(), DType::BF16);
     assert!(missing_gradients(&grads, &params.trainable()).is_empty());
 }
+
+#[test]
+fn a_linear_layer_without_inputs_is_its_bias_and_without_outputs_is_empty() {
+    let x = Tensor::zeros((4, 0), DType::F32, &Device::Cpu).expect("a tensor");
+    let bias = Tensor::new(&[1f32, 2.0], &Device::Cpu).expect("a tensor");
+    let weight = Var::zeros((2, 0), DType::F32, &Device::Cpu).expect("a variable");
+    let y = ops::linear(&x, &weight, Some(&bias)).expect("runs");
+    assert_eq!(y.to_vec2::<f32>().expect("values"), [[1.0, 2.0]; 4]);
+    let weight = Var::zeros((0, 3), DType::F32, &Device::Cpu).expect("a variable");
+    let x = Var::ones((4, 3), DType::F32, &Device::Cpu).expect("a variable");
+    let y = ops::linear(&x, &weight, None).expect("runs");
+    assert_eq!(y.dims(), [4, 0]);
+    let grads = ops::sum_all(&y).and_then(|y| Ok(y.backward()?)).expect("backward");
+    assert_eq!(grads.get(&x).expect("zeros").to_vec2::<f32>().expect("values"), [[0.0; 3]; 4]);
+}

@@ -189,3 +189,13 @@ fn missing_gradients_are_named_in_order() {
     let zeros = tensor(&[0.0; 10], &[2, 5], DType::F32);
     assert_eq!(missing_gradients(&grads(&zeros), &fc_only), [""; 0]);
 }
+
+#[test]
+fn another_dtype_is_refused_by_name() {
+    let params = Params::new(0);
+    let shape = (2, 3);
+    params.builder(DType::F32, &Device::Cpu).get(shape, "w").expect("made");
+    let error = params.builder(DType::BF16, &Device::Cpu).get(shape, "w").expect_err("refused");
+    let error = error.to_string();
+    assert!(error.contains("parameter `w` is F32, the model asks for BF16"), "{error}");
+}

@@ -28,6 +28,22 @@ pub enum Error {
         /// Which number makes it so.
         reason: String,
     },
+    /// A micro-batch of the plan that the model cannot be trained on.
+    #[error("a micro-batch of {n_samples} samples cannot be trained on: {error}")]
+    MicroBatch {
+        /// Its samples.
+        n_samples: usize,
+        /// The model's refusal.
+        error: candle_core::Error,
+    },
+    /// The model's judgement of the held-out images is not a number.
+    #[error("the held-out loss is {loss} after {n_updates} updates: the weights have exploded")]
+    Exploded {
+        /// The loss.
+        loss: f64,
+        /// Updates applied.
+        n_updates: u64,
+    },
     /// Parameters that the loss does not reach: an operation between lost the gradient.
     #[error(
         "{} parameters got no gradient in the first update: {}; an operation without backward lies \
@@ -41,8 +57,8 @@ pub enum Error {
     },
     /// A gradient is NaN or infinite, and the loss scale is not dynamic: nothing would change.
     #[error(
-        "update {update}: the gradient of {name} is not finite (loss {loss}); a lower learning rate \
-         or gradient clipping may keep it finite"
+        "update {update}: the gradient of {name} is not finite (loss {loss}); a lower learning rate, \
+         gradient clipping or a lower loss scale may keep it finite"
     )]
     NonFinite {
         /// The update, from 1.

@@ -1,9 +1,10 @@
 //! Epochs of updates.
 
 use crate::{Error, Evaluation, Result, Trainer, Update};
-use candle_core::ModuleT;
+use candle_core::{ModuleT, Tensor};
 use std::time::{Duration, Instant};
 use tallow_data::{ImageSet, Order, Pixels, Tail};
+use tallow_tensor::pass;
 
 /// How long and on what a run trains.
 #[derive(Clone, Debug)]
@@ -41,6 +42,11 @@ impl Epochs {
     /// If the run would make no update, or no batch can be filled.
     pub fn check(&self) -> Result<()> {
         let n_images = self.train.n_images();
+        if self.batch == 0 || self.held_out.n_images() == 0 {
+            let (batch, held_out) = (self.batch, self.held_out.n_images());
+            let reason = format!("a batch of {batch}, {held_out} held-out images");
+            return Err(Error::NoUpdates { reason });
+        }
         if self.batch > n_images {
             let reason = format!("a batch of {} is more than the {n_images} images", self.batch);
             return Err(Error::NoUpdates { reason });
@@ -101,6 +107,7 @@ pub fn fit<M: ModuleT>(
     mut observe: impl FnMut(Event),
 ) -> Result<Outcome> {
     plan.check()?;
+    rehearse(trainer, plan)?;
     let (mut training, mut n_samples, mut last_loss) = (Duration::ZERO, 0, f64::NAN);
     for epoch in 0..plan.epochs {
         let order = Order::Shuffled { seed: plan.seed, epoch };
@@ -115,15 +122,40 @@ pub fn fit<M: ModuleT>(
             observe(Event::Updated { n_windows: trainer.n_windows(), update });
         }
         let evaluation = evaluate(trainer, plan)?;
+        if !evaluation.loss.is_finite() {
+            let (loss, n_updates) = (evaluation.loss, trainer.n_updates());
+            return Err(Error::Exploded { loss, n_updates });
+        }
         observe(Event::Evaluated { epoch: epoch + 1, evaluation });
         if trainer.n_windows() >= plan.n_updates() {
             let n_updates = trainer.n_updates();
+            if n_updates == 0 {
+                let n = trainer.n_windows();
+                let reason = format!("the gradients of all {n} batches overflowed");
+                return Err(Error::NoUpdates { reason });
+            }
             let n_skipped = trainer.n_windows() - n_updates;
             let held_out = evaluation;
             return Ok(Outcome { n_updates, n_skipped, last_loss, held_out, training, n_samples });
         }
     }
     unreachable!("the last epoch reaches the last update")
+}
+
+/// Runs the smallest micro-batch of the plan once, on zeros: a model that needs several values a
+/// channel refuses here and not at the end of the first epoch.
+fn rehearse<M: ModuleT>(trainer: &Trainer<M>, plan: &Epochs) -> Result<()> {
+    let split = trainer.split();
+    let last = plan.train.n_images() % plan.batch;
+    let smallest = [plan.batch, last].into_iter().filter_map(|n| split.pieces(n).last());
+    let n_samples = smallest.map(|piece| piece.len()).min().unwrap_or(0);
+    let dims = (n_samples, 1, plan.train.height(), plan.train.width());
+    let zeros = Tensor::zeros(dims, plan.pixels.dtype, &plan.pixels.device)?;
+    let forward = || trainer.model().forward_t(&zeros, true);
+    match pass::replay(pass::position(), forward) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::MicroBatch { n_samples, error }),
+    }
 }
 
 fn evaluate<M: ModuleT>(trainer: &Trainer<M>, plan: &Epochs) -> Result<Evaluation> {

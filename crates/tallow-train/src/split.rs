@@ -52,7 +52,7 @@ pub enum SplitError {
     /// Three numbers that contradict each other.
     #[error(
         "batch {batch} on {ranks} ranks in micro-batches of {micro_batch} makes {derived} of them, \
-         not accumulate {accumulate}; leave one of the three out"
+         not accumulate {accumulate}"
     )]
     Contradiction {
         /// Samples of a batch over all ranks.

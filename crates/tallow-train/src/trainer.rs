@@ -122,6 +122,11 @@ impl<M: ModuleT> Trainer<M> {
         &self.model
     }
 
+    /// How a batch is cut.
+    pub fn split(&self) -> BatchSplit {
+        self.recipe.split
+    }
+
     /// Batches seen so far, skipped ones included.
     pub fn n_windows(&self) -> u64 {
         self.n_windows
@@ -153,12 +158,26 @@ impl<M: ModuleT> Trainer<M> {
     /// Learns from one batch: the gradient is that of the batch's mean loss however it is cut into
     /// micro-batches (batch norms see one micro-batch at a time).
     /// # Errors
-    /// If a gradient is not finite under a scale that is not dynamic, the dynamic one is stuck, or,
-    /// before the first update, a parameter got no gradient; weights and statistics are as before.
+    /// If the model or an engine fails, a gradient is not finite under a scale that is not dynamic,
+    /// the dynamic one is stuck, or, before the first update, a parameter got no gradient. Weights,
+    /// optimizer, scale and statistics are then as before, and the next batch starts afresh.
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
         pass::begin_step(self.n_windows);
         self.n_windows += 1;
-        let before = statistics(&self.buffers)?;
+        let (statistics, scale) = (statistics(&self.buffers)?, self.scale.clone());
+        let update = self.window(batch);
+        if !matches!(&update, Ok(Update { outcome: Applied::Yes, .. })) {
+            restore(&self.buffers, &statistics)?;
+        }
+        if update.is_err() {
+            self.accum.reset();
+            self.scale = scale;
+        }
+        update
+    }
+
+    /// Micro-batches, then [`Trainer::apply`].
+    fn window(&mut self, batch: &Batch) -> Result<Update> {
         let mut loss_sum = LossSum::default();
         for piece in self.recipe.split.pieces(batch.labels.dim(0)?) {
             let n_samples = piece.len() as f64;
@@ -170,12 +189,9 @@ impl<M: ModuleT> Trainer<M> {
             self.masters.gather(&mut grads)?;
             self.accum.add(grads, n_samples)?;
         }
-        let outcome = self.apply(loss_sum);
-        if !matches!(outcome, Ok(Applied::Yes)) {
-            restore(&self.buffers, &before)?;
-        }
+        let outcome = self.apply(loss_sum)?;
         let loss = loss_sum.mean().unwrap_or(f64::NAN);
-        Ok(Update { loss, n_samples: loss_sum.weight as u64, outcome: outcome? })
+        Ok(Update { loss, n_samples: loss_sum.weight as u64, outcome })
     }
 
     /// Ends the window: one division, one verdict, and the step if it is good.

@@ -235,6 +235,54 @@ fn a_refused_batch_leaves_running_statistics_alone() {
     assert_ne!(all(&buffers), before);
 }
 
+#[test]
+fn a_batch_that_fails_midway_leaves_nothing_behind() {
+    // Micro-batches of 3 leave one sample, whose 1x1 planes have no variance.
+    let build = || {
+        let params = Params::new(1);
+        let masters = Masters::new(Policy::f32(), params.clone()).expect("a valid policy");
+        let vb = masters.builder(&Device::Cpu);
+        let norm = layers::batch_norm2d(12, tallow_tensor::ops::Then::Identity, vb.pp("bn"));
+        let linear = layers::linear(12, 3, vb.pp("fc")).expect("builds");
+        let model = Normed(norm.expect("builds"), Flat(linear));
+        let all = params.all();
+        (Trainer::new(model, masters, params.buffers(), recipe(3)).expect("valid"), all)
+    };
+    let narrow = |n: usize| {
+        let whole = batch(n, DType::F32);
+        Batch { images: whole.images.reshape((n, 12, 1, 1)).expect("12 channels"), ..whole }
+    };
+    let (mut failed, got) = build();
+    let before = all(&got);
+    failed.update(&narrow(10)).expect_err("the last piece has one sample");
+    assert_eq!(all(&got), before);
+    let (mut fresh, want) = build();
+    let (a, b) = (failed.update(&narrow(9)), fresh.update(&narrow(9)));
+    assert_eq!(a.expect("updates").loss, b.expect("updates").loss);
+    assert_eq!(all(&got), all(&want));
+}
+
+/// Candle's transposed convolution has no backward.
+struct Transposed(Var, Flat);
+
+impl ModuleT for Transposed {
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let (n, ..) = x.dims4()?;
+        let x = x.reshape((n, 1, 12))?.conv_transpose1d(&self.0, 0, 0, 1, 1, 1)?;
+        self.1.forward_t(&x, train)
+    }
+}
+
+#[test]
+fn spare_12_an_operation_without_backward_is_named_at_the_first_step() {
+    let (flat, masters, _) = flat(Policy::f32());
+    let kernel = Var::ones((1, 1, 1), DType::F32, &Device::Cpu).expect("a variable");
+    let model = Transposed(kernel, flat);
+    let mut trainer = Trainer::new(model, masters, vec![], recipe(10)).expect("valid");
+    let error = trainer.update(&batch(10, DType::F32)).expect_err("must be refused");
+    assert!(error.to_string().contains("conv-transpose1d"), "{error}");
+}
+
 fn plan(epochs: u64, batch: usize, max_updates: Option<u64>) -> Epochs {
     let pixels = (0..23u16 * 12).map(|i| (i * 37 % 251) as u8).collect::<Vec<_>>();
     let labels = (0..23u8).map(|i| i % 3).collect::<Vec<_>>();

@@ -95,7 +95,11 @@ impl Conv2dShape {
             out_extent(op, "height", h, r, cfg.stride[0], cfg.padding[0], cfg.dilation[0])?,
             out_extent(op, "width", w, s, cfg.stride[1], cfg.padding[1], cfg.dilation[1])?,
         ];
-        let (batch, input, kernel) = (input[0], [h, w], [r, s]);
+        let batch = input[0];
+        check_elems(op, &input)?;
+        check_elems(op, &weight)?;
+        check_elems(op, &[batch, out_channels, output[0], output[1]])?;
+        let (input, kernel) = ([h, w], [r, s]);
         Ok(Self { batch, channels, out_channels, input, output, kernel, cfg })
     }
 
@@ -141,6 +145,16 @@ impl Conv2dShape {
     }
 }
 
+/// # Errors
+/// If the product of `dims` overflows what one allocation may hold of the widest element.
+pub(crate) fn check_elems(op: &'static str, dims: &[usize]) -> Result<(), Error> {
+    let bytes = dims.iter().try_fold(size_of::<f64>(), |n, &d| n.checked_mul(d));
+    match bytes {
+        Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
+        _ => Err(Error::TooLarge { op, dims: dims.to_vec() }),
+    }
+}
+
 pub(crate) fn out_extent(
     op: &'static str,
     axis: &'static str,
@@ -151,7 +165,8 @@ pub(crate) fn out_extent(
     dilation: usize,
 ) -> Result<usize, Error> {
     let window = (kernel - 1).saturating_mul(dilation).saturating_add(1);
-    let padded = padding.saturating_mul(2).saturating_add(extent);
+    let padded = padding.checked_mul(2).and_then(|p| p.checked_add(extent));
+    let padded = padded.ok_or_else(|| Error::TooLarge { op, dims: vec![extent, padding] })?;
     if window > padded {
         return Err(Error::Window { op, axis, window, padded });
     }

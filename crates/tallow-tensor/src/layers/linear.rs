@@ -41,7 +41,7 @@ impl Module for Linear {
 /// If the builder has no such parameters.
 pub fn linear(in_features: usize, out_features: usize, vb: VarBuilder) -> Result<Linear> {
     let weight = linear_no_bias(in_features, out_features, vb.clone())?.weight;
-    let bound = 1.0 / (in_features as f64).sqrt();
+    let bound = 1.0 / (in_features.max(1) as f64).sqrt();
     let init = Init::Uniform { lo: -bound, up: bound };
     let bias = vb.get_with_hints(out_features, "bias", init)?;
     Ok(Linear::new(weight, Some(bias)))

@@ -67,8 +67,13 @@ impl BatchNorm2d {
     /// Folds the statistics of a batch of `n_values` values per channel into the running ones:
     /// `running = (1 - momentum) running + momentum batch`, the variance unbiased.
     /// # Errors
-    /// Only candle's own.
+    /// If there are fewer than two values, whose variance means nothing.
     pub fn update(&self, stats: &ChannelStats, n_values: usize) -> crate::Result<()> {
+        let channels = stats.mean.len();
+        if n_values < 2 && channels > 0 {
+            let shape = [n_values, channels, 1];
+            return Err(tallow_kernels::Error::OneValuePerChannel { shape }.into());
+        }
         let unbiased = n_values as f64 / (n_values as f64 - 1.0);
         for (var, batch, factor) in
             [(&self.running_mean, &stats.mean, 1.0), (&self.running_var, &stats.var, unbiased)]
@@ -99,7 +104,7 @@ impl ModuleT for BatchNorm2d {
         }
         let (out, stats) = self.forward_batch(x)?;
         if self.updates == StatUpdates::EachForward && !pass::is_replay() {
-            self.update(&stats, x.elem_count() / stats.mean.len())?;
+            self.update(&stats, x.elem_count().checked_div(stats.mean.len()).unwrap_or(0))?;
         }
         Ok(out)
     }

@@ -13,6 +13,11 @@ use tallow_kernels::{
 /// `x W^T + b`.
 struct Linear;
 
+/// Rows of an operand `[..., D]`.
+fn rows(x: &Arg) -> usize {
+    x.dims()[..x.dims().len() - 1].iter().product()
+}
+
 impl Kernel for Linear {
     const NAME: &'static str = "linear";
     const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
@@ -20,7 +25,7 @@ impl Kernel for Linear {
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
         let (out_features, d) = (args[1].dims()[0], args[1].dims()[1]);
-        let n = args[0].n_elems().checked_div(d).unwrap_or(0);
+        let n = rows(&args[0]);
         let mut out = vec![T::default(); n * out_features];
         let store = match args.get(2) {
             None => Store::Overwrite,
@@ -41,7 +46,7 @@ impl Kernel for Linear {
     fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
         let (out_features, d) = (args[1].dims()[0], args[1].dims()[1]);
-        let n = dout.len().checked_div(out_features).unwrap_or(0);
+        let n = rows(&args[0]);
         let dout_no = Mat::new(&dout, n, out_features);
         let mut grads = Vec::with_capacity(args.len());
         for (i, arg) in args.iter().enumerate() {

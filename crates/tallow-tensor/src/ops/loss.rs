@@ -32,7 +32,7 @@ impl Loss {
     }
 }
 
-/// What forward leaves for backward: 8 bytes a row.
+/// What forward leaves for backward: 16 bytes a row.
 struct Kept {
     lse: Vec<f64>,
     sums: Sums,
@@ -98,7 +98,7 @@ pub(crate) fn host_targets(op: &'static str, x: &Tensor, targets: &Tensor) -> Re
 
 /// Cross-entropy of `logits` `[N, V]` with `targets` `[N]` (u8, u32 or i64), summed in f64.
 ///
-/// PyTorch's meaning of ignored rows and label smoothing. Keeps `logits` and 8 bytes a row.
+/// PyTorch's meaning of ignored rows and label smoothing. Keeps `logits` and 16 bytes a row.
 /// # Errors
 /// If shapes do not fit, or a target is neither a class nor ignored.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
@@ -169,7 +169,7 @@ fn with_linear<T: Scalar, R>(args: &[Arg], f: impl FnOnce(&Linear<T>) -> Result<
 ///
 /// `x` `[N, D]`, `weight` `[V, D]`, `bias` `[V]`, `targets` `[N]` (u8, u32 or i64). Logits exist in
 /// chunks of rows of at most `chunk_bytes` (one row at least; 8 MiB is a good value) in f32. Keeps
-/// `x`, `weight` and 8 bytes a row; backward computes the logits again.
+/// `x`, `weight` and 16 bytes a row; backward computes the logits again.
 /// # Errors
 /// If shapes do not fit, or a target is neither a class nor ignored.
 pub fn linear_cross_entropy(
