@@ -71,7 +71,7 @@ impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            error => Self::wrap(error),
+            error => Self::Wrapped(Box::new(error)),
         }
     }
 }

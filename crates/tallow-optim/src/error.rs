@@ -193,7 +193,7 @@ impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            error => candle_core::Error::wrap(error),
+            error => candle_core::Error::Wrapped(Box::new(error)),
         }
     }
 }

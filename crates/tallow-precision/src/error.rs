@@ -122,7 +122,7 @@ impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            other => Self::wrap(other),
+            other => Self::Wrapped(Box::new(other)),
         }
     }
 }
