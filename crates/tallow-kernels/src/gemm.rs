@@ -7,6 +7,7 @@
 //! The destination is cut into tiles by shape alone; each is computed by one thread in one order.
 
 use crate::{
+    cast::narrow_into,
     element::{Element, Real},
     par::Disjoint,
 };
@@ -209,9 +210,7 @@ fn tile_product<T: Element>(
     for i in 0..m {
         // SAFETY: rows of this tile belong to this call.
         let row = unsafe { c.slice(start + i * row_stride, n) };
-        for (c, &x) in row.iter_mut().zip(&acc[i * n..]) {
-            *c = T::narrow(x);
-        }
+        narrow_into(row, &acc[i * n..(i + 1) * n]);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::{
     Element, Error, Real,
+    cast::narrow_into,
     conv::{check_elems, out_extent},
     par, reduce,
 };
@@ -153,9 +154,7 @@ fn scatter<T: Element>(
         }
         let mut sums = vec![T::Acc::of(0.0); shape.in_pixels()];
         add_all(&mut sums);
-        for (dx, sum) in dx.iter_mut().zip(sums) {
-            *dx = T::narrow(sum);
-        }
+        narrow_into(dx, &sums);
     });
 }
 

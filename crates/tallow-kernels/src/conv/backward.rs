@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     Element, Real,
+    cast::narrow_into,
     gemm::{Mat, Store, gemm_serial, widen_into},
     par::{Disjoint, tasks},
     reduce,
@@ -46,9 +47,7 @@ pub fn conv2d_backward_input<T: Element>(
                 None => {
                     let mut acc = vec![T::Acc::of(0.0); dx.len()];
                     fold_block(&mut acc, dout, &weight, shape, scratch, (image, group, first, n));
-                    for (dx, acc) in dx.iter_mut().zip(acc) {
-                        *dx = T::narrow(acc);
-                    }
+                    narrow_into(dx, &acc);
                 }
             }
         },
