@@ -1,4 +1,5 @@
-//! Networks built from tallow's layers, under the parameter names of torchvision.
+//! Networks built from tallow's layers, under the parameter names of torchvision and Hugging Face,
+//! each also as a chain of [`Segments`] for recomputation.
 //!
 //! *Memory:* parameters and running statistics; [`ResNetConfig::n_params`] prices them before the
 //! model is built. *Needs:* candle and `tallow-tensor`.
@@ -19,6 +20,10 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod gpt2;
 mod resnet;
+mod segments;
 
+pub use gpt2::{Gpt2, Gpt2Config};
 pub use resnet::{Block, ResNet, ResNetConfig, Stem};
+pub use segments::{Score, Segments, Whole};

@@ -3,11 +3,12 @@
 
 // N batch · C channels · H W pixels
 
+use crate::segments::{Score, Segments};
 use candle_core::{Module, ModuleT, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use tallow_tensor::{
     layers::{BatchNorm2d, Conv2d, Linear, MaxPool2d, batch_norm2d, conv2d_no_bias},
-    ops::{self, Conv2dConfig, Pool2dConfig, Then},
+    ops::{self, Conv2dConfig, CrossEntropy, Loss, Pool2dConfig, Then},
 };
 
 /// What a residual block is made of.
@@ -113,9 +114,10 @@ impl ResNetConfig {
         let mut blocks = Vec::new();
         for (stage, &(width, depth)) in self.stages.iter().enumerate() {
             for i in 0..depth {
-                let vb = vb.pp(format!("layer{}.{i}", stage + 1));
-                let stride = stride(stage, i);
-                blocks.push(Residual::new(self.block, channels, width, stride, vb)?);
+                let name = format!("layer{}.{i}", stage + 1);
+                let (vb, stride) = (vb.pp(&name), stride(stage, i));
+                let layers = Residual::new(self.block, channels, width, stride, vb)?;
+                blocks.push(Named { name, layers });
                 channels = width * self.block.expansion();
             }
         }
@@ -154,8 +156,15 @@ fn needs_projection(channels: usize, out: usize, stride: usize) -> bool {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     stem: StemLayers,
-    blocks: Vec<Residual>,
+    blocks: Vec<Named>,
     fc: Linear,
+}
+
+impl ResNet {
+    /// The last block's output → logits.
+    fn head(&self, x: &Tensor) -> Result<Tensor> {
+        self.fc.forward(&ops::global_avg_pool2d(x)?)
+    }
 }
 
 impl ModuleT for ResNet {
@@ -163,10 +172,44 @@ impl ModuleT for ResNet {
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let mut x = self.stem.forward_t(x, train)?;
         for block in &self.blocks {
-            x = block.forward_t(&x, train)?;
+            x = block.layers.forward_t(&x, train)?;
         }
-        self.fc.forward(&ops::global_avg_pool2d(&x)?)
+        self.head(&x)
     }
+}
+
+/// The stem, each block, then pooling, linear and loss.
+impl Segments for ResNet {
+    fn names(&self) -> Vec<String> {
+        let blocks = self.blocks.iter().map(|block| block.name.clone());
+        ["stem".to_string()].into_iter().chain(blocks).collect()
+    }
+
+    fn head_name(&self) -> String {
+        "fc".to_string()
+    }
+
+    fn run(&self, index: usize, x: &Tensor, train: bool) -> Result<Tensor> {
+        match index.checked_sub(1) {
+            None => self.stem.forward_t(x, train),
+            Some(i) => self.blocks[i].layers.forward_t(x, train),
+        }
+    }
+
+    fn loss(&self, x: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
+        Ok(ops::cross_entropy(&self.head(x)?, targets, cfg)?)
+    }
+
+    fn score(&self, x: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Score> {
+        Score::of_logits(&self.head(x)?, targets, cfg)
+    }
+}
+
+/// A residual block and the name its parameters begin with.
+#[derive(Clone, Debug)]
+struct Named {
+    name: String,
+    layers: Residual,
 }
 
 /// A convolution, its batch norm, and perhaps a relu.
