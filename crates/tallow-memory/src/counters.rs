@@ -1,4 +1,8 @@
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::guard::Trip;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 
 /// How many [`Scope`]s of one allocator may be open at once: one bit of a word each.
 pub const MAX_SCOPES: usize = u64::BITS as usize;
@@ -10,6 +14,12 @@ pub(crate) struct Counters {
     current_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     n_allocations: AtomicU64,
+    /// Above it an addition leaves a trip behind; `u64::MAX` is none.
+    cap_bytes: AtomicU64,
+    /// Largest single addition that ended above the cap. Written before `trip_live_bytes`.
+    trip_asked_bytes: AtomicU64,
+    /// The most bytes held above the cap; 0 is no trip.
+    trip_live_bytes: AtomicU64,
     /// Bit `i`: slot `i` belongs to an open scope.
     claimed: AtomicU64,
     /// Bit `i`: slot `i` takes part in counting. Set after its peak was cleared.
@@ -23,6 +33,9 @@ impl Counters {
             current_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             n_allocations: AtomicU64::new(0),
+            cap_bytes: AtomicU64::new(u64::MAX),
+            trip_asked_bytes: AtomicU64::new(0),
+            trip_live_bytes: AtomicU64::new(0),
             claimed: AtomicU64::new(0),
             counting: AtomicU64::new(0),
             scope_peak_bytes: [const { AtomicU64::new(0) }; MAX_SCOPES],
@@ -38,12 +51,48 @@ impl Counters {
     pub(crate) fn add(&self, n_bytes: u64) {
         let now_bytes = self.current_bytes.fetch_add(n_bytes, Relaxed) + n_bytes;
         self.peak_bytes.fetch_max(now_bytes, Relaxed);
+        if now_bytes > self.cap_bytes.load(Relaxed) {
+            self.trip(n_bytes, now_bytes);
+        }
         let mut slots = self.counting.load(Relaxed);
         while slots != 0 {
             let slot = slots.trailing_zeros() as usize;
             self.scope_peak_bytes[slot].fetch_max(now_bytes, Relaxed);
             slots &= slots - 1;
         }
+    }
+
+    #[cold]
+    fn trip(&self, asked_bytes: u64, live_bytes: u64) {
+        self.trip_asked_bytes.fetch_max(asked_bytes, Relaxed);
+        self.trip_live_bytes.fetch_max(live_bytes, Release);
+    }
+
+    pub(crate) fn set_cap(&self, cap_bytes: u64) {
+        self.cap_bytes.store(cap_bytes, Relaxed);
+    }
+
+    pub(crate) fn cap_bytes(&self) -> u64 {
+        self.cap_bytes.load(Relaxed)
+    }
+
+    pub(crate) fn tripped(&self) -> Option<Trip> {
+        self.trip_of(self.trip_live_bytes.load(Acquire))
+    }
+
+    pub(crate) fn take_trip(&self) -> Option<Trip> {
+        // Every checkpoint of a step that stays within the cap ends at this load.
+        if self.trip_live_bytes.load(Relaxed) == 0 {
+            return None;
+        }
+        let trip = self.trip_of(self.trip_live_bytes.swap(0, AcqRel));
+        self.trip_asked_bytes.store(0, Relaxed);
+        trip
+    }
+
+    fn trip_of(&self, live_bytes: u64) -> Option<Trip> {
+        let asked_bytes = self.trip_asked_bytes.load(Relaxed);
+        (live_bytes > 0).then(|| Trip { asked_bytes, live_bytes, cap_bytes: self.cap_bytes() })
     }
 
     pub(crate) fn subtract(&self, n_bytes: u64) {
@@ -173,6 +222,25 @@ mod tests {
         counters.subtract(20);
         counters.reset_peak();
         assert_eq!((counters.peak_bytes(), scope.peak_bytes()), (10, 30));
+    }
+
+    #[test]
+    fn an_addition_above_the_cap_leaves_one_trip() {
+        let counters = Counters::new();
+        counters.add(u64::MAX / 2); // no cap
+        counters.subtract(u64::MAX / 2);
+        counters.set_cap(100);
+        counters.add(100); // at the cap is within it
+        assert_eq!(counters.tripped(), None);
+        counters.add(5);
+        counters.add(30);
+        counters.subtract(135);
+        counters.add(101);
+        let trip = Trip { asked_bytes: 101, live_bytes: 135, cap_bytes: 100 };
+        assert_eq!((counters.tripped(), counters.take_trip()), (Some(trip), Some(trip)));
+        assert_eq!((counters.tripped(), counters.take_trip()), (None, None));
+        counters.add(1); // still above: the next addition trips anew
+        assert_eq!(counters.take_trip().unwrap().asked_bytes, 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use crate::{
     counters::{Counters, Scope},
+    guard::Trip,
     meter::Meter,
 };
 use std::alloc::{GlobalAlloc, Layout};
@@ -10,8 +11,15 @@ use std::alloc::{GlobalAlloc, Layout};
 /// requests that succeeded. A `realloc` counts by the difference: if the inner allocator moves the
 /// block, the moment in which it holds both copies is not seen.
 ///
-/// *Cost:* two relaxed atomic operations more for an allocation than without it, one for a
-/// release, one for each open [`Scope`]; nothing is stored beside the blocks.
+/// *Cost:* two relaxed atomic operations and two loads more for an allocation than without it, one
+/// operation for a release, one for each open [`Scope`]; nothing is stored beside the blocks.
+///
+/// # A cap that trips
+/// An allocator that refuses ends the process: `Vec` and `Box` abort on a null pointer. So an
+/// allocation that ends above [`CountingAllocator::set_cap`] is granted, and leaves a [`Trip`]
+/// behind. The next checkpoint, [`Watermark::check`](crate::Watermark::check) between two segments
+/// of a step, takes it and returns an error with its numbers; the step unwinds as from any other.
+/// Between the two the process holds more than the cap, by what one segment asks at most.
 ///
 /// It is a global counter by nature: install it as a `static` with `#[global_allocator]`.
 #[derive(Debug)]
@@ -46,6 +54,22 @@ impl<A> CountingAllocator<A> {
         self.counters.n_allocations()
     }
 
+    /// From now on an allocation after which more than `cap_bytes` are held leaves a [`Trip`] behind,
+    /// whichever thread made it. `u64::MAX`, the start, is no cap.
+    pub fn set_cap(&self, cap_bytes: u64) {
+        self.counters.set_cap(cap_bytes);
+    }
+
+    /// The cap; `u64::MAX` is none.
+    pub fn cap_bytes(&self) -> u64 {
+        self.counters.cap_bytes()
+    }
+
+    /// What was allocated above the cap since [`Meter::take_trip`] last took it. Left in place.
+    pub fn tripped(&self) -> Option<Trip> {
+        self.counters.tripped()
+    }
+
     /// Opens a scope: growth and peak from here until it is dropped.
     ///
     /// # Panics
@@ -66,6 +90,14 @@ impl<A: Send + Sync> Meter for CountingAllocator<A> {
 
     fn reset_peak(&self) {
         self.counters.reset_peak();
+    }
+
+    fn peak_scope(&self) -> Option<Scope<'_>> {
+        Some(self.counters.scope())
+    }
+
+    fn take_trip(&self) -> Option<Trip> {
+        self.counters.take_trip()
     }
 }
 

@@ -6,13 +6,13 @@ use std::{
     sync::Barrier,
     thread,
 };
-use tallow_memory::{CountingAllocator, Meter};
+use tallow_memory::{CountingAllocator, Meter, Trip, peak_during};
 
 #[global_allocator]
 static ALLOC: CountingAllocator<System> = CountingAllocator::new(System);
 
 fn main() {
-    assert_eq!(size_of::<CountingAllocator<System>>(), 552); // the figure the documentation names
+    assert_eq!(size_of::<CountingAllocator<System>>(), 576); // the figure the documentation names
     vec_growth();
     realloc_down_and_up();
     zeroed_and_zero_sized();
@@ -23,6 +23,8 @@ fn main() {
     threads_at_once();
     peak_across_threads();
     a_refused_request_is_not_counted();
+    peaks_of_nested_calls();
+    a_cap_trips_once_whoever_passes_it();
     println!("counts are exact");
 }
 
@@ -190,4 +192,33 @@ fn a_refused_request_is_not_counted() {
         assert!(counter.realloc(std::ptr::dangling_mut(), layout, 1 << 21).is_null());
     }
     assert_eq!((counter.current_bytes(), counter.peak_bytes(), counter.n_allocations()), (0, 0, 0));
+}
+
+fn peaks_of_nested_calls() {
+    let outer = || {
+        drop(black_box(vec![0u8; 5000]));
+        let _kept = black_box(vec![0u8; 1000]);
+        peak_during(&ALLOC, || drop(black_box(vec![0u8; 300]))).1
+    };
+    assert_eq!(peak_during(&ALLOC, outer), (300, 5000));
+}
+
+/// Threads pass the cap by `alloc` and by `realloc`; all is granted, and one trip is left behind.
+fn a_cap_trips_once_whoever_passes_it() {
+    let counter = CountingAllocator::new(System);
+    counter.set_cap(1000);
+    grow_and_free(&counter, 500); // 500, then 1000: at the cap
+    assert_eq!((counter.cap_bytes(), counter.tripped()), (1000, None));
+    thread::scope(|threads| {
+        for n_bytes in [501, 700, 1200] {
+            let counter = &counter;
+            threads.spawn(move || grow_and_free(counter, n_bytes)).join().unwrap();
+        }
+    });
+    let trip = Trip { asked_bytes: 1200, live_bytes: 2400, cap_bytes: 1000 };
+    assert_eq!((counter.tripped(), counter.take_trip()), (Some(trip), Some(trip)));
+    assert_eq!((counter.take_trip(), counter.current_bytes()), (None, 0));
+    counter.set_cap(u64::MAX);
+    grow_and_free(&counter, 5000);
+    assert_eq!(counter.take_trip(), None);
 }
