@@ -59,20 +59,32 @@ impl GradientAccumulator {
     /// # Errors
     /// If a gradient does not fit its parameter or the weight is negative or not finite; nothing
     /// has been added then.
-    pub fn add(&mut self, mut grads: GradStore, weight: f64) -> Result<()> {
+    pub fn add(&mut self, grads: GradStore, weight: f64) -> Result<()> {
         check_weight(weight)?;
+        self.add_part(grads)?;
+        self.end_micro_batch(weight)
+    }
+
+    /// Adds the gradients of a part of a micro-batch, such as those of a segment whose backward is
+    /// done, so that the next segment's can take their memory. They die here one by one.
+    /// [`GradientAccumulator::end_micro_batch`] follows the last part; a parameter may come more
+    /// than once.
+    /// # Errors
+    /// If a gradient does not fit its parameter; nothing of this part has been added then.
+    pub fn add_part(&mut self, mut grads: GradStore) -> Result<()> {
         for buffer in &self.buffers {
             grads.get(&buffer.var).map_or(Ok(()), |grad| buffer.check(grad))?;
         }
         for buffer in &mut self.buffers {
             if let Some(grad) = grads.remove(&buffer.var) {
                 buffer.add(&grad)?;
+                self.n_open += 1;
             }
         }
-        self.end_micro_batch(weight)
+        Ok(())
     }
 
-    /// The sink form of [`GradientAccumulator::add`]: one gradient, as backward produces it, so that
+    /// As [`GradientAccumulator::add_part`]: one gradient, as backward produces it, so that
     /// the next one can take its memory. `index` is the parameter's place in the sorted list.
     /// [`GradientAccumulator::end_micro_batch`] follows the last one; a parameter may come more than
     /// once.

@@ -1,9 +1,11 @@
 //! The `tallow` binary.
 
 mod config;
+mod plan;
 mod report;
 mod train;
 mod view;
+mod workload;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -28,6 +30,23 @@ struct Arguments {
 enum Command {
     /// Train a model; without a configuration, a small ResNet on 10 000 real handwritten digits.
     Train(TrainArguments),
+    /// Say how a model would be trained within a budget and what its peak would be, without training.
+    Plan(PlanArguments),
+}
+
+#[derive(clap::Args)]
+struct PlanArguments {
+    /// Configuration file (TOML).
+    config: Option<PathBuf>,
+    /// Override one setting: section.key=value.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The most memory to use, such as 512MiB.
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(clap::Args)]
@@ -37,6 +56,9 @@ struct TrainArguments {
     /// Override one setting: section.key=value.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// The most memory to use, such as 512MiB; what the configuration leaves open is then planned.
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<String>,
     /// Folder for report.json; made if missing.
     #[arg(long, value_name = "DIR", default_value = "runs/latest")]
     out: PathBuf,
@@ -58,9 +80,16 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
-        Command::Train(TrainArguments { config, set, out }) => {
-            let config = config::load(config.as_deref(), &set)?;
+        Command::Train(TrainArguments { config, set, budget, out }) => {
+            let config = config::load(config.as_deref(), &set, budget.as_deref())?;
+            if let Some(budget) = config.budget {
+                ALLOCATOR.set_cap(budget);
+            }
             train::run(&config, &out, &ALLOCATOR)
+        }
+        Command::Plan(PlanArguments { config, set, budget, json }) => {
+            let config = config::load(config.as_deref(), &set, budget.as_deref())?;
+            plan::run(&config, json, &ALLOCATOR)
         }
     }
 }

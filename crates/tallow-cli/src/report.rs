@@ -20,8 +20,8 @@ pub(crate) struct Report {
     pub(crate) batch: u64,
     /// Samples of a micro-batch.
     pub(crate) micro_batch: u64,
-    /// Height, width of the images.
-    pub(crate) size: [usize; 2],
+    /// Height, width of the images; or tokens of a sequence.
+    pub(crate) size: Vec<usize>,
     /// Compute dtype.
     pub(crate) precision: String,
     /// Recomputation policy.
@@ -30,6 +30,10 @@ pub(crate) struct Report {
     pub(crate) optimizer: String,
     /// Bytes of the optimizer's state.
     pub(crate) optimizer_state_bytes: u64,
+    /// Of these, what is in memory.
+    pub(crate) optimizer_resident_bytes: u64,
+    /// How gradients reach the optimizer.
+    pub(crate) gradients: String,
     /// Seed of weights and order.
     pub(crate) seed: u64,
     /// Updates made.
@@ -48,6 +52,8 @@ pub(crate) struct Report {
     pub(crate) samples_per_sec: f64,
     /// Mean loss over the held-out images.
     pub(crate) loss: f64,
+    /// Mean training loss of the first batch.
+    pub(crate) first_loss: f64,
     /// Mean training loss of the last batch.
     pub(crate) train_loss: f64,
     /// Share of held-out images classified right.

@@ -1,150 +1,203 @@
 //! `tallow train`.
 
 use crate::{
-    config::{Config, Source},
+    config::{Config, Opened},
     report::{self, Report},
     view::{View, say},
+    workload::Work,
 };
-use anyhow::{Context, Result, bail, ensure};
-use candle_core::Device;
+use anyhow::{Result, bail, ensure};
 use std::path::Path;
-use tallow_data::{ImageSet, Pixels};
-use tallow_memory::Meter;
-use tallow_models::ResNetConfig;
+use tallow_memory::{Ledger, Meter, Watermark, peak_during};
 use tallow_train::{
-    Epochs, Outcome, Params, Recipe, Trainer,
+    BatchSplit, Epochs, Gradients, Outcome, Recipe, Trainer, Watch,
     accum::{ADVISED_MICRO_BATCHES, AccumConfig, AccumDType},
     fit,
     optim::Schedule,
-    precision::Masters,
+    plan::{Built, Candidate, Workload, plan},
 };
 
 /// Trains, prints what happens, and leaves `report.json` in `out`.
 ///
 /// # Errors
-/// If the data cannot be read, the folder cannot be written, or training fails.
-pub(crate) fn run(config: &Config, out: &Path, meter: &dyn Meter) -> Result<()> {
-    let (train, held_out) = open(config)?;
-    let [height, width] = [train.height(), train.width()];
-    let model_config = ResNetConfig {
-        n_classes: train.n_classes().max(held_out.n_classes()),
-        ..ResNetConfig::digits()
-    };
-    let device = Device::Cpu;
-    let params = Params::new(config.seed);
-    let masters = Masters::new(config.policy.clone(), params.clone())?;
-    let model = model_config.build(masters.builder(&device))?;
-    if let Some(pattern) = config.policy.unmatched(&masters.params()).first() {
-        bail!("precision.keep_f32 `{pattern}` matches no parameter of the model");
-    }
-    let plan = Epochs {
-        train,
-        held_out,
-        pixels: Pixels::digits(config.policy.compute, &device),
-        batch: config.split.batch(),
+/// If the data cannot be read, the folder cannot be written, no plan fits, or training fails.
+pub(crate) fn run(config: &Config, out: &Path, meter: &'static dyn Meter) -> Result<()> {
+    let start_bytes = meter.current_bytes();
+    let (result, peak_bytes) = peak_during(meter, || train(config, out, meter));
+    let (trained, view) = result?;
+    let peak_bytes = start_bytes + peak_bytes;
+    let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
+    view.finish(&trained.outcome, peak_bytes, rss_peak_bytes, config.budget);
+    report::write(out, &Report { peak_bytes, rss_peak_bytes, ..trained.report })?;
+    say!("report in {}", out.join("report.json").display());
+    Ok(())
+}
+
+struct Trained {
+    outcome: Outcome,
+    report: Report,
+}
+
+fn train<'a>(
+    config: &'a Config,
+    out: &Path,
+    meter: &'static dyn Meter,
+) -> Result<(Trained, View<'a>)> {
+    let opened = config.source.open(config.seed)?;
+    let work = Work { config, opened: &opened };
+    let train = opened.train.dataset(config.precisions[0].policy.compute);
+    let held_out = opened.held_out.dataset(config.precisions[0].policy.compute);
+    let epochs = Epochs {
+        train: &*train,
+        held_out: &*held_out,
+        batch: config.batch,
         epochs: config.epochs,
         max_updates: config.max_updates,
         seed: config.seed,
     };
-    plan.check()?;
-    let n_updates = plan.n_updates();
+    epochs.check()?;
+    let n_updates = epochs.n_updates();
     ensure!(
         config.warmup_updates < n_updates,
         "train.warmup_updates is {}, it must be less than the run's {n_updates} updates",
         config.warmup_updates
     );
-    let mut trainer = Trainer::new(model, masters, params.buffers(), recipe(config, n_updates))?;
     report::prepare(out)?;
-    say!(
-        "resnet-digits, {} parameters, on {} images of {height} x {width} ({} held out), batch {} \
-         in micro-batches of {}, {}, {}",
-        params.n_trainable(),
-        plan.train.n_images(),
-        plan.held_out.n_images(),
-        plan.batch,
-        config.split.micro_batch(),
-        config.precision_name,
-        config.optimizer_name,
+    let chosen = choose(&work, meter)?;
+    let precision = &config.precisions[chosen.policy];
+    let (train, held_out) = (
+        opened.train.dataset(precision.policy.compute),
+        opened.held_out.dataset(precision.policy.compute),
     );
-    let mut view = View::new(n_updates, plan.epochs, meter);
-    let outcome = fit(&mut trainer, &plan, |event| view.show(event))?;
-    let (peak_bytes, rss_peak_bytes) =
-        (meter.peak_bytes(), tallow_memory::resident_peak_bytes().ok());
-    view.finish(&outcome, peak_bytes, rss_peak_bytes);
+    let epochs = Epochs { train: &*train, held_out: &*held_out, ..epochs };
+    let Built { model, masters, buffers } = work.build(&precision.policy)?;
+    if let Some(pattern) = precision.policy.unmatched(&masters.params()).first() {
+        bail!("precision.keep_f32 `{pattern}` matches no parameter of the model");
+    }
+    let params = masters.params();
+    let n_params = params.iter().map(|(_, var)| var.elem_count() as u64).sum();
+    let recipe = recipe(config, &chosen, n_updates)?;
+    let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
+    trainer.watch(Watch { guard: Watermark::off(Ledger::new()), meter });
+    introduce(config, &opened, &chosen, n_params);
+    let mut view = View::new(n_updates, config.epochs, meter);
+    let outcome = fit(&mut trainer, &epochs, |event| view.show(event))?;
     let report = Report {
-        peak_bytes,
-        rss_peak_bytes,
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
-        ..summary(config, &outcome, params.n_trainable(), [height, width])
+        optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
+        ..summary(config, &opened, &chosen, &outcome, n_params)
     };
-    report::write(out, &report)?;
-    say!("report in {}", out.join("report.json").display());
-    Ok(())
+    Ok((Trained { outcome, report }, view))
 }
 
-fn recipe(config: &Config, n_updates: u64) -> Recipe {
-    Recipe {
-        split: config.split,
-        optimizer: config.optimizer.clone(),
-        schedule: Schedule {
-            peak: config.optimizer.learning_rate,
-            warmup_updates: config.warmup_updates,
-            shape: config.decay.shape(n_updates),
-        },
-        loss_scale: config.loss_scale.clone(),
-        accum: AccumConfig { dtype: AccumDType::F32, warn_above: ADVISED_MICRO_BATCHES },
-        clip: config.clip,
-        label_smoothing: config.label_smoothing,
+/// The planner's choice under a budget, the configuration's own without one.
+pub(crate) fn choose(work: &Work, meter: &dyn Meter) -> Result<Candidate> {
+    let config = work.config;
+    let space = work.space();
+    if config.budget.is_none() && !space.needs_costs() {
+        return Ok(space.unplanned(&work.segment_names()?)?);
+    }
+    let mut found = plan(work, &space, config.budget, meter)?;
+    for &policy in &found.untried {
+        say!(
+            "{} was not tried: to calibrate it alone would pass the budget",
+            config.precisions[policy].name
+        );
+    }
+    Ok(found.candidates.swap_remove(found.chosen))
+}
+
+fn introduce(config: &Config, opened: &Opened, chosen: &Candidate, n_params: u64) {
+    let by = |n: &[usize]| n.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+    say!(
+        "{}, {n_params} parameters, on {} samples of {} ({} held out), batch {} in micro-batches of \
+         {}, {}, {}, recompute {}",
+        config.model.name(),
+        opened.train.n_samples(),
+        by(&opened.size),
+        opened.held_out.n_samples(),
+        config.batch,
+        chosen.micro_batch,
+        config.precisions[chosen.policy].name,
+        config.optimizers[chosen.optimizer].name,
+        recompute_name(config, chosen),
+    );
+    if let Some(budget) = config.budget {
+        say!(
+            "foreseen peak {} of a budget of {}",
+            crate::view::mib(chosen.peak_bytes()),
+            crate::view::mib(budget)
+        );
     }
 }
 
-/// The images, cut into those to learn from and those to judge by.
-fn open(config: &Config) -> Result<(ImageSet, ImageSet)> {
-    let set = match &config.source {
-        Source::Digits => ImageSet::digits()?,
-        Source::Folder(folder) => ImageSet::open_dir(folder).context("data.source")?,
-    };
-    let n_images = set.n_images();
-    let held_out = config.held_out.unwrap_or(n_images / 10).max(1);
-    ensure!(
-        held_out < n_images,
-        "data.held_out {held_out} leaves nothing of the {n_images} images to learn from"
-    );
-    let (first, classes) = (set.label(0), set.n_classes());
-    ensure!(
-        (0..n_images).any(|i| set.label(i) != first),
-        "data.source: all {n_images} images have label {first} of {classes}, there is nothing to learn"
-    );
-    Ok(set.split(n_images - held_out)?)
+/// The rule, and what came of it.
+fn recompute_name(config: &Config, chosen: &Candidate) -> String {
+    let share = chosen.recompute.n_redone();
+    match share {
+        0 => "none".to_string(),
+        n => {
+            format!("{}, {n} of {} segments", config.recompute_name, chosen.recompute.n_segments())
+        }
+    }
 }
 
-fn summary(config: &Config, outcome: &Outcome, params: u64, size: [usize; 2]) -> Report {
+fn recipe(config: &Config, chosen: &Candidate, n_updates: u64) -> Result<Recipe> {
+    let optimizer = config.optimizers[chosen.optimizer].config.clone();
+    Ok(Recipe {
+        split: BatchSplit::derive(Some(config.batch), Some(chosen.micro_batch), None, 1)?,
+        schedule: Schedule {
+            peak: optimizer.learning_rate,
+            warmup_updates: config.warmup_updates,
+            shape: config.decay.shape(n_updates),
+        },
+        optimizer,
+        loss_scale: config.precisions[chosen.policy].loss_scale.clone(),
+        accum: AccumConfig { dtype: AccumDType::F32, warn_above: ADVISED_MICRO_BATCHES },
+        clip: config.clip,
+        skip_above_norm: config.skip_above_norm,
+        gradients: config.gradients,
+        recompute: chosen.recompute.clone(),
+        label_smoothing: config.label_smoothing,
+    })
+}
+
+fn summary(
+    config: &Config,
+    opened: &Opened,
+    chosen: &Candidate,
+    outcome: &Outcome,
+    params: u64,
+) -> Report {
     let secs = outcome.training.as_secs_f64();
     Report {
-        name: match &config.source {
-            Source::Digits => "digits".to_string(),
-            Source::Folder(folder) => folder.display().to_string(),
-        },
-        model: "resnet-digits".to_string(),
+        name: config.source.name(),
+        model: config.model.name().to_string(),
         params,
-        batch: config.split.batch() as u64,
-        micro_batch: config.split.micro_batch() as u64,
-        size,
-        precision: config.precision_name.clone(),
-        recompute: "none".to_string(),
-        optimizer: config.optimizer_name.clone(),
+        batch: config.batch as u64,
+        micro_batch: chosen.micro_batch as u64,
+        size: opened.size.clone(),
+        precision: config.precisions[chosen.policy].name.clone(),
+        recompute: recompute_name(config, chosen),
+        optimizer: config.optimizers[chosen.optimizer].name.clone(),
+        gradients: match config.gradients {
+            Gradients::Summed => "summed".to_string(),
+            Gradients::Released => "released".to_string(),
+        },
         seed: config.seed,
         updates: outcome.n_updates,
         peak_bytes: 0,
-        predicted_peak_bytes: None,
-        budget_bytes: None,
+        predicted_peak_bytes: (chosen.peak_bytes() > 0).then_some(chosen.peak_bytes()),
+        budget_bytes: config.budget,
         rss_peak_bytes: None,
         secs_per_step: secs / outcome.n_updates as f64,
         samples_per_sec: outcome.n_samples as f64 / secs,
         loss: outcome.held_out.loss,
+        first_loss: outcome.first_loss,
         train_loss: outcome.last_loss,
         accuracy: outcome.held_out.accuracy,
         skipped_steps: outcome.n_skipped,
         optimizer_state_bytes: 0,
+        optimizer_resident_bytes: 0,
     }
 }

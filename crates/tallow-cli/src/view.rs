@@ -64,7 +64,13 @@ impl<'a> View<'a> {
     }
 
     /// Ends the bar and sums the run up.
-    pub(crate) fn finish(self, outcome: &Outcome, peak_bytes: u64, rss_peak_bytes: Option<u64>) {
+    pub(crate) fn finish(
+        self,
+        outcome: &Outcome,
+        peak_bytes: u64,
+        rss_peak_bytes: Option<u64>,
+        budget_bytes: Option<u64>,
+    ) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -75,16 +81,17 @@ impl<'a> View<'a> {
             outcome.n_samples as f64 / secs,
         );
         if outcome.n_skipped > 0 {
-            say!("{} updates skipped: gradients overflowed", outcome.n_skipped);
+            say!("{} updates skipped: gradients overflowed or were too large", outcome.n_skipped);
         }
         say!(
-            "held-out loss {:.6}, accuracy {:.2} % of {} images",
+            "held-out loss {:.6}, accuracy {:.2} % of {} samples",
             outcome.held_out.loss,
             100.0 * outcome.held_out.accuracy,
             outcome.held_out.n_samples,
         );
         let resident = rss_peak_bytes.map_or("unknown".to_string(), mib);
-        say!("peak {} counted ({peak_bytes} bytes), {resident} resident", mib(peak_bytes));
+        let budget = budget_bytes.map_or(String::new(), |b| format!(" of a budget of {}", mib(b)));
+        say!("peak {} counted ({peak_bytes} bytes){budget}, {resident} resident", mib(peak_bytes));
     }
 }
 
@@ -95,6 +102,6 @@ pub(crate) fn print_line(line: &str) {
 }
 
 /// Bytes as a person reads them.
-fn mib(bytes: u64) -> String {
+pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -73,7 +73,7 @@ fn a_short_run_reports_and_repeats_itself() {
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{error}");
         assert!(
-            text.contains("77754 parameters, on 9000 images of 28 x 28 (1000 held out)"),
+            text.contains("77754 parameters, on 9000 samples of 28 x 28 (1000 held out)"),
             "{text}"
         );
         assert!(text.contains("bytes"), "{text}");
@@ -140,7 +140,7 @@ fn cli_1_batch_arithmetic_is_refused_with_the_numbers() {
         "micro_batch 16 is larger than the 8 samples of a batch on one rank; the largest that fits is 8",
     );
     set(&["train.batch=10", "train.micro_batch=4", "train.accumulate=2"], "makes 3 of them");
-    set(&["train.batch=9001"], "a batch of 9001 is more than the 9000 images");
+    set(&["train.batch=9001"], "a batch of 9001 is more than the 9000 samples");
     set(&["train.epochs=0"], "epochs is 0");
     set(&["train.max_updates=0"], "max_updates is 0");
     let five = image_folder("five", 5);
@@ -182,7 +182,21 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--frobnicate"], "--frobnicate");
     refused(&["trian"], "trian");
     refused(&["train", "--set", "train.btach=3"], "section `train`: unknown field `btach`");
-    refused(&["train", "--set", "memory.budget=1"], "section `memory` is unknown");
+    refused(&["train", "--set", "memry.budget=1"], "section `memry` is unknown");
+    refused(&["train", "--budget", "1"], "nothing fits 1 bytes: the smallest needs");
+    refused(&["train", "--budget", "lots"], "memory.budget: `lots` is no number of bytes");
+    refused(&["train", "--budget", "0"], "a budget of 0 bytes holds nothing");
+    refused(&["train", "--set", "memory.forbid=[\"8bits\"]"], "memory.forbid `8bits` is unknown");
+    refused(&["train", "--set", "memory.recompute=some"], "memory.recompute: `some` is unknown");
+    refused(&["train", "--set", "memory.recompute=planned"], "which needs memory.budget");
+    refused(&["train", "--set", "memory.offload_dir=/no/such/folder"], "/no/such/folder");
+    refused(&["train", "--set", "model.n_layers=2"], "resnet-digits has none");
+    refused(&["train", "--set", "model.name=gpt2"], "data.source must be `synthetic`");
+    refused(&["train", "--set", "data.seq_tokens=9"], "only source `synthetic` has one");
+    refused(
+        &["train", "--set", "optimizer.release_gradients=true", "--set", "train.accumulate=2"],
+        "keeps sums",
+    );
     refused(&["train", "--set", "batch=3"], "an override is section.key=value");
     refused(&["train", "--set", "train.batch"], "an override is section.key=value");
     refused(&["train", "--set", "train.batch=many"], "in `batch`");
@@ -280,6 +294,27 @@ fn cli_2_every_memory_option_is_reported_and_moves_bytes() {
             "optimizer_state_bytes",
         ),
         ("accumulate", &["train.accumulate=4"][..], "precision", "f32", "peak_bytes"),
+        (
+            "recompute",
+            &["memory.recompute=all"][..],
+            "recompute",
+            "all, 4 of 5 segments",
+            "peak_bytes",
+        ),
+        (
+            "offload",
+            &["memory.offload_dir=."][..],
+            "optimizer",
+            "adamw, f32 state in a file",
+            "optimizer_resident_bytes",
+        ),
+        (
+            "release",
+            &["optimizer.release_gradients=true"][..],
+            "gradients",
+            "released",
+            "peak_bytes",
+        ),
     ] {
         let report = report_of(name, settings);
         assert_eq!(report[key], value, "{settings:?}");
@@ -369,4 +404,26 @@ fn without_arguments_it_helps() {
     let output = tallow(&["--help"]);
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("train"));
+}
+
+#[test]
+fn a_budget_is_kept_and_its_peak_foreseen() {
+    let report = report_of("budget", &["memory.budget=20MiB"]);
+    let bytes = |key: &str| report[key].as_u64().expect("a count") as f64;
+    let (peak, foreseen) = (bytes("peak_bytes"), bytes("predicted_peak_bytes"));
+    assert!(peak <= 20.0 * 1024.0 * 1024.0, "{peak}");
+    assert!((foreseen / peak - 1.0).abs() < 0.05, "{foreseen} foreseen, {peak} held");
+}
+
+#[test]
+fn a_plan_is_printed_without_training() {
+    let output = tallow(&["plan", "--budget", "20MiB"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("chosen") && text.contains("saved activations"), "{text}");
+    let output = tallow(&["plan", "--json", "--set", "precision.compute=f32"]);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(plan["predicted_peak_bytes"].as_u64().expect("a count") > 20_000_000, "{plan}");
+    assert_eq!(plan["precision"], "f32");
+    refused(&["plan", "--budget", "1MiB"], "nothing fits");
 }

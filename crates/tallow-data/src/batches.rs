@@ -45,14 +45,14 @@ pub struct Cursor {
     pub position: u64,
 }
 
-/// Some images and their labels, on the device.
+/// Some samples and their targets, on the device.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// `[B, 1, H, W]`, normalised.
-    pub images: Tensor,
-    /// `[B]`, `u32`.
-    pub labels: Tensor,
-    /// Which image of the epoch's order comes first in this batch; the others follow it.
+    /// Images `[B, 1, H, W]`, normalised; or token ids `[B, T]`, `u32`.
+    pub inputs: Tensor,
+    /// Classes `[B]`, or the ids of the next tokens `[B, T]`; `u32`.
+    pub targets: Tensor,
+    /// Which sample of the epoch's order comes first in this batch; the others follow it.
     pub first_index: u64,
 }
 
@@ -170,7 +170,7 @@ impl Batches {
             self.table.look_up(images, [n_images, 1, self.set.height(), self.set.width()])?;
         let labels: Vec<u32> = indices.map(|index| u32::from(self.set.label(index))).collect();
         let labels = Tensor::from_vec(labels, n_images, self.table.device())?;
-        Ok(Batch { images, labels, first_index: first as u64 })
+        Ok(Batch { inputs: images, targets: labels, first_index: first as u64 })
     }
 }
 

@@ -16,23 +16,27 @@
 //! let order = Order::Shuffled { seed: 7, epoch: 0 };
 //! let mut batches = train.batches(64, order, Tail::Drop, Pixels::digits(DType::F32, &Device::Cpu))?;
 //! let batch = batches.next().expect("140 batches")?;
-//! assert_eq!(batch.images.dims(), [64, 1, 28, 28]);
+//! assert_eq!(batch.inputs.dims(), [64, 1, 28, 28]);
 //! assert_eq!((batches.n_batches(), batches.cursor().position), (140, 64));
 //! # Ok::<(), tallow_data::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 mod batches;
+mod dataset;
 mod error;
 mod folder;
 pub mod idx;
 mod image_set;
 mod permutation;
 mod pixels;
+mod synthetic;
 pub use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail, batch_bytes},
+    dataset::{Dataset, Epoch, Images},
     error::{Error, Result},
     image_set::{ImageSet, set_bytes},
     permutation::Permutation,
     pixels::Pixels,
+    synthetic::{Kind, Synthetic},
 };

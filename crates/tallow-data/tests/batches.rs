@@ -20,10 +20,10 @@ fn open(n: u8, batch: usize, order: Order, tail: Tail) -> Batches {
 
 /// Which images a batch holds, after checking that images and labels agree.
 fn images_in(batch: &Batch) -> Vec<u32> {
-    let pixels: Vec<Vec<f32>> = batch.images.flatten_from(1).unwrap().to_vec2().unwrap();
+    let pixels: Vec<Vec<f32>> = batch.inputs.flatten_from(1).unwrap().to_vec2().unwrap();
     let images: Vec<u32> = pixels.iter().map(|image| image[0].round() as u32).collect();
     assert!(pixels.iter().all(|image| image.iter().all(|pixel| pixel == &image[0])));
-    let labels: Vec<u32> = batch.labels.to_vec1().unwrap();
+    let labels: Vec<u32> = batch.targets.to_vec1().unwrap();
     assert!(images.iter().map(|image| image % 4).eq(labels));
     images
 }
@@ -54,11 +54,11 @@ fn shapes_dtypes_and_first_index() {
         assert_eq!(batches.batch_bytes(), 5 * (6 * dtype.size_in_bytes() as u64 + 4));
         let (first, last) = (batches.next().unwrap().unwrap(), batches.next().unwrap().unwrap());
         assert_eq!(
-            (first.images.dims(), last.images.dims()),
+            (first.inputs.dims(), last.inputs.dims()),
             (&[5, 1, 2, 3][..], &[2, 1, 2, 3][..])
         );
-        assert_eq!((first.images.dtype(), first.labels.dtype()), (dtype, DType::U32));
-        assert_eq!((first.labels.dims(), first.first_index, last.first_index), (&[5][..], 0, 5));
+        assert_eq!((first.inputs.dtype(), first.targets.dtype()), (dtype, DType::U32));
+        assert_eq!((first.targets.dims(), first.first_index, last.first_index), (&[5][..], 0, 5));
     }
 }
 
@@ -73,7 +73,7 @@ fn digits_are_normalised() {
         .unwrap()
         .unwrap();
     let moment = |tensor: Tensor| tensor.mean_all().unwrap().to_scalar::<f64>().unwrap();
-    let (mean, square) = (moment(batch.images.clone()), moment(batch.images.sqr().unwrap()));
+    let (mean, square) = (moment(batch.inputs.clone()), moment(batch.inputs.sqr().unwrap()));
     // The constants have four digits: half a unit of the fourth, over the deviation of 0.3.
     assert!(
         mean.abs() < 0.5e-4 / 0.3 && (square - 1.0).abs() < 2.0 * 0.5e-4 / 0.3,

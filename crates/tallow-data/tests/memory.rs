@@ -56,7 +56,7 @@ fn epoch_peak_bytes(batches: &mut Batches, epoch: u64) -> u64 {
     batches.seek(Cursor { epoch, position: 0 }).unwrap();
     let mut n_images = 0;
     for batch in &mut *batches {
-        n_images += batch.unwrap().images.dims()[0];
+        n_images += batch.unwrap().inputs.dims()[0];
     }
     assert_eq!((n_images, scope.current_bytes()), (10_000, 0));
     scope.peak_bytes()

@@ -58,6 +58,28 @@ pub trait Segments: Send + Sync {
     fn score(&self, x: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Score>;
 }
 
+impl Segments for Box<dyn Segments> {
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+
+    fn head_name(&self) -> String {
+        (**self).head_name()
+    }
+
+    fn run(&self, index: usize, x: &Tensor, train: bool) -> Result<Tensor> {
+        (**self).run(index, x, train)
+    }
+
+    fn loss(&self, x: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
+        (**self).loss(x, targets, cfg)
+    }
+
+    fn score(&self, x: &Tensor, targets: &Tensor, cfg: &CrossEntropy) -> Result<Score> {
+        (**self).score(x, targets, cfg)
+    }
+}
+
 /// `[..., V]` → `[N, V]`.
 fn rows(logits: &Tensor) -> Result<Tensor> {
     match logits.rank() {

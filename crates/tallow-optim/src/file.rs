@@ -40,8 +40,7 @@ impl StateFile {
                 let name = param.name.clone();
                 return Err(ConfigError::Window { window_bytes, name, least_bytes }.into());
             }
-            let chunk = chunk_elems(&param.plan, n_elems, window_bytes) as u64;
-            most_bytes = param.plan.bytes_of(chunk).max(most_bytes);
+            most_bytes = largest_chunk_bytes(&param.plan, n_elems, window_bytes).max(most_bytes);
             let starts = param.plan.planes.iter().map(|plane| {
                 let start = end;
                 end = (start + plane.n_bytes).next_multiple_of(ALIGN_BYTES);
@@ -104,6 +103,11 @@ impl StateFile {
     fn failed(&self, source: io::Error) -> StateError {
         StateError::Io { path: self.path.clone(), source }
     }
+}
+
+/// Bytes of what is streamed at once of a parameter.
+pub(crate) fn largest_chunk_bytes(plan: &Plan, n_elems: usize, window_bytes: u64) -> u64 {
+    plan.bytes_of(chunk_elems(plan, n_elems, window_bytes) as u64)
 }
 
 impl fmt::Debug for StateFile {

@@ -39,7 +39,7 @@ mod schedule;
 pub use crate::{
     config::{Algorithm, Config, Group, Place, Treatment},
     error::{ConfigError, Error, ParameterError, Result, StateError},
-    optimizer::{Optimizer, Stepped, named},
+    optimizer::{Optimizer, Stepped, named, state_bytes},
     price::{
         MIN_8BIT_ELEMS, StateFormat, adafactor_state_bytes, adamw_state_bytes, kahan_weights_bytes,
         lion_state_bytes, sgd_state_bytes,

@@ -238,6 +238,25 @@ impl Optimizer {
     }
 }
 
+/// Bytes of state of an optimizer of `params` by `config`, before it is made: wherever they are, and
+/// in memory.
+pub fn state_bytes(params: &[(String, Var)], config: &Config) -> (u64, u64) {
+    let is_trained = |name: &str| matches!(config.treatment(name), Treatment::Trained { .. });
+    let trained = params.iter().filter(|(name, _)| is_trained(name));
+    let plans = trained.map(|(_, var)| (Plan::new(config, var), var.elem_count()));
+    let (mut all, mut window) = (0, 0);
+    for (plan, n_elems) in plans {
+        all += plan.n_bytes();
+        if let Place::File { window_bytes, .. } = config.place {
+            window = crate::file::largest_chunk_bytes(&plan, n_elems, window_bytes).max(window);
+        }
+    }
+    match config.place {
+        Place::Ram => (all, all),
+        Place::File { .. } => (all, window),
+    }
+}
+
 /// What became of a gradient.
 #[must_use = "a gradient of an untrained variable moved nothing"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -142,4 +142,6 @@ fn a_window_is_all_that_a_file_holds() {
     optimizer.step(&grads).expect("gradients fit");
     assert!(within.peak_bytes() <= SMALL_BYTES, "{} bytes in a step", within.peak_bytes());
     assert_eq!(optimizer.resident_state_bytes(), window_bytes);
+    let foreseen = tallow_optim::state_bytes(&params, optimizer.config());
+    assert_eq!(foreseen, (optimizer.state_bytes(), window_bytes));
 }

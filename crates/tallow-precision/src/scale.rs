@@ -129,6 +129,14 @@ impl LossScale {
         Ok(scaled)
     }
 
+    /// The gradient of the loss that backward starts from, where that is given as a number and not by
+    /// scaling the loss: the same gradients, bit for bit, as [`LossScale::apply`] gives. Opens a
+    /// window if none is open.
+    pub fn seed(&mut self) -> f64 {
+        self.state.open = true;
+        f64::from(self.state.scale)
+    }
+
     /// Divides the gradients of `params` by the scale, in place, in one pass, and closes the window.
     ///
     /// f16 gradients are replaced by f32 ones: what the scale saved from underflow would be lost again

@@ -34,7 +34,7 @@ pub enum Error {
         /// Its samples.
         n_samples: usize,
         /// The model's refusal.
-        error: candle_core::Error,
+        error: Box<Error>,
     },
     /// The model's judgement of the held-out images is not a number.
     #[error("the held-out loss is {loss} after {n_updates} updates: the weights have exploded")]
@@ -83,6 +83,15 @@ pub enum Error {
     /// The data set's.
     #[error(transparent)]
     Data(#[from] tallow_data::Error),
+    /// A budget below what any allowed plan needs.
+    #[error("{0}")]
+    NothingFits(crate::plan::NothingFits),
+    /// A segment's, or a plan's.
+    #[error(transparent)]
+    Recompute(#[from] tallow_recompute::Error),
+    /// The memory's.
+    #[error(transparent)]
+    Memory(#[from] tallow_memory::Error),
     /// An operation's.
     #[error(transparent)]
     Tensor(#[from] tallow_tensor::Error),

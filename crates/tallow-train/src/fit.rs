@@ -1,23 +1,20 @@
 //! Epochs of updates.
 
 use crate::{Error, Evaluation, Result, Trainer, Update};
-use candle_core::{ModuleT, Tensor};
 use std::time::{Duration, Instant};
-use tallow_data::{ImageSet, Order, Pixels, Tail};
-use tallow_tensor::pass;
+use tallow_data::{Dataset, Order, Tail};
+use tallow_models::Segments;
 
 /// How long and on what a run trains.
-#[derive(Clone, Debug)]
-pub struct Epochs {
-    /// Images to learn from.
-    pub train: ImageSet,
-    /// Images to judge by.
-    pub held_out: ImageSet,
-    /// What pixels become.
-    pub pixels: Pixels,
+#[derive(Clone, Copy)]
+pub struct Epochs<'a> {
+    /// Samples to learn from.
+    pub train: &'a dyn Dataset,
+    /// Samples to judge by.
+    pub held_out: &'a dyn Dataset,
     /// Samples an update.
     pub batch: usize,
-    /// Passes over the training images.
+    /// Passes over the training samples.
     pub epochs: u64,
     /// Stops after this many batches even within an epoch; skipped ones count.
     pub max_updates: Option<u64>,
@@ -25,10 +22,10 @@ pub struct Epochs {
     pub seed: u64,
 }
 
-impl Epochs {
+impl Epochs<'_> {
     /// Updates of one epoch: the last batch may be smaller.
     pub fn updates_per_epoch(&self) -> u64 {
-        self.train.n_images().div_ceil(self.batch.max(1)) as u64
+        self.train.n_samples().div_ceil(self.batch.max(1)) as u64
     }
 
     /// Updates of the whole run.
@@ -41,14 +38,14 @@ impl Epochs {
     /// # Errors
     /// If the run would make no update, or no batch can be filled.
     pub fn check(&self) -> Result<()> {
-        let n_images = self.train.n_images();
-        if self.batch == 0 || self.held_out.n_images() == 0 {
-            let (batch, held_out) = (self.batch, self.held_out.n_images());
-            let reason = format!("a batch of {batch}, {held_out} held-out images");
+        let n_samples = self.train.n_samples();
+        if self.batch == 0 || self.held_out.n_samples() == 0 {
+            let (batch, held_out) = (self.batch, self.held_out.n_samples());
+            let reason = format!("a batch of {batch}, {held_out} held-out samples");
             return Err(Error::NoUpdates { reason });
         }
-        if self.batch > n_images {
-            let reason = format!("a batch of {} is more than the {n_images} images", self.batch);
+        if self.batch > n_samples {
+            let reason = format!("a batch of {} is more than the {n_samples} samples", self.batch);
             return Err(Error::NoUpdates { reason });
         }
         for (name, n) in [("epochs", Some(self.epochs)), ("max_updates", self.max_updates)] {
@@ -70,7 +67,7 @@ pub enum Event {
         /// This one.
         update: Update,
     },
-    /// The held-out images were judged after an epoch, or at the end.
+    /// The held-out samples were judged after an epoch, or at the end.
     Evaluated {
         /// Epochs begun so far.
         epoch: u64,
@@ -86,9 +83,11 @@ pub struct Outcome {
     pub n_updates: u64,
     /// Updates skipped because gradients overflowed.
     pub n_skipped: u64,
+    /// Mean training loss of the first batch.
+    pub first_loss: f64,
     /// Mean training loss of the last update.
     pub last_loss: f64,
-    /// The held-out images after the last update.
+    /// The held-out samples after the last update.
     pub held_out: Evaluation,
     /// Time spent in updates, evaluation excluded.
     pub training: Duration,
@@ -101,17 +100,18 @@ pub struct Outcome {
 /// The order of epoch `e` is a function of `(seed, e)`. One batch is on the device at a time.
 /// # Errors
 /// If the plan makes no update, or the trainer or the data fail.
-pub fn fit<M: ModuleT>(
+pub fn fit<M: Segments>(
     trainer: &mut Trainer<M>,
-    plan: &Epochs,
+    plan: &Epochs<'_>,
     mut observe: impl FnMut(Event),
 ) -> Result<Outcome> {
     plan.check()?;
     rehearse(trainer, plan)?;
-    let (mut training, mut n_samples, mut last_loss) = (Duration::ZERO, 0, f64::NAN);
+    let (mut training, mut n_samples) = (Duration::ZERO, 0);
+    let (mut first_loss, mut last_loss) = (None, f64::NAN);
     for epoch in 0..plan.epochs {
         let order = Order::Shuffled { seed: plan.seed, epoch };
-        let mut batches = plan.train.batches(plan.batch, order, Tail::Keep, plan.pixels.clone())?;
+        let mut batches = plan.train.epoch(plan.batch, order, Tail::Keep)?;
         while trainer.n_windows() < plan.n_updates() {
             let start = Instant::now();
             let Some(batch) = batches.next() else { break };
@@ -119,6 +119,7 @@ pub fn fit<M: ModuleT>(
             training += start.elapsed();
             n_samples += update.n_samples;
             last_loss = update.loss;
+            first_loss.get_or_insert(update.loss);
             observe(Event::Updated { n_windows: trainer.n_windows(), update });
         }
         let evaluation = evaluate(trainer, plan)?;
@@ -136,31 +137,37 @@ pub fn fit<M: ModuleT>(
             }
             let n_skipped = trainer.n_windows() - n_updates;
             let held_out = evaluation;
-            return Ok(Outcome { n_updates, n_skipped, last_loss, held_out, training, n_samples });
+            let first_loss = first_loss.unwrap_or(f64::NAN);
+            return Ok(Outcome {
+                n_updates,
+                n_skipped,
+                first_loss,
+                last_loss,
+                held_out,
+                training,
+                n_samples,
+            });
         }
     }
     unreachable!("the last epoch reaches the last update")
 }
 
-/// Runs the smallest micro-batch of the plan once, on zeros: a model that needs several values a
-/// channel refuses here and not at the end of the first epoch.
-fn rehearse<M: ModuleT>(trainer: &Trainer<M>, plan: &Epochs) -> Result<()> {
+/// Runs the smallest micro-batch of the plan once: a model that needs several values a channel, or
+/// data that cannot be read, refuses here and not at the end of the first epoch.
+fn rehearse<M: Segments>(trainer: &Trainer<M>, plan: &Epochs<'_>) -> Result<()> {
     let split = trainer.split();
-    let last = plan.train.n_images() % plan.batch;
+    let last = plan.train.n_samples() % plan.batch;
     let smallest = [plan.batch, last].into_iter().filter_map(|n| split.pieces(n).last());
     let n_samples = smallest.map(|piece| piece.len()).min().unwrap_or(0);
-    let dims = (n_samples, 1, plan.train.height(), plan.train.width());
-    let zeros = Tensor::zeros(dims, plan.pixels.dtype, &plan.pixels.device)?;
-    let forward = || trainer.model().forward_t(&zeros, true);
-    match pass::replay(pass::position(), forward) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Error::MicroBatch { n_samples, error }),
+    let mut batches = plan.train.epoch(n_samples, Order::Sequential, Tail::Keep)?;
+    match batches.next() {
+        None => Ok(()),
+        Some(batch) => trainer.rehearse(&batch?),
     }
 }
 
-fn evaluate<M: ModuleT>(trainer: &Trainer<M>, plan: &Epochs) -> Result<Evaluation> {
-    let batch = plan.batch.min(plan.held_out.n_images().max(1));
-    let pixels = plan.pixels.clone();
-    let batches = plan.held_out.batches(batch, Order::Sequential, Tail::Keep, pixels)?;
-    trainer.evaluate(batches)
+/// In micro-batches: evaluation needs no more memory than training.
+fn evaluate<M: Segments>(trainer: &Trainer<M>, plan: &Epochs<'_>) -> Result<Evaluation> {
+    let batch = trainer.split().micro_batch().min(plan.held_out.n_samples().max(1));
+    trainer.evaluate(plan.held_out.epoch(batch, Order::Sequential, Tail::Keep)?)
 }

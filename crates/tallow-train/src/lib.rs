@@ -1,6 +1,6 @@
 //! The thin trainer: the one place where engines meet.
 //!
-//! A [`Trainer`] takes any candle model, its parameters and a [`Recipe`], and turns batches into
+//! A [`Trainer`] takes a model as a chain of segments, or any candle model as one, its parameters and a [`Recipe`], and turns batches into
 //! updates; [`fit`] runs epochs of them and tells an observer how it goes.
 //!
 //! *Memory:* [`Trainer::held_bytes`] beside the master parameters, and while a batch is computed the
@@ -8,7 +8,8 @@
 //!
 //! ```
 //! use candle_core::{DType, Device};
-//! use tallow_train::{BatchSplit, Params, Recipe, Trainer, accum, optim, precision};
+//! use tallow_models::Whole;
+//! use tallow_train::{BatchSplit, Gradients, Params, Recipe, Trainer, accum, optim, precision, recompute};
 //! # use tallow_tensor::layers::linear;
 //! # struct Flat(tallow_tensor::layers::Linear);
 //! # impl candle_core::ModuleT for Flat {
@@ -26,9 +27,12 @@
 //!     loss_scale: precision::LossScale::off(), // bf16 needs none
 //!     accum: accum::AccumConfig { dtype: accum::AccumDType::F32, warn_above: 8 },
 //!     clip: accum::Clip::Norm(1.0),
+//!     skip_above_norm: f64::INFINITY,
+//!     gradients: Gradients::Summed,
+//!     recompute: recompute::Plan::keep_all(2), // the model, and the loss
 //!     label_smoothing: 0.0,
 //! };
-//! let mut trainer = Trainer::new(model, masters, params.buffers(), recipe)?;
+//! let mut trainer = Trainer::new(Whole(model), masters, params.buffers(), recipe)?;
 //! # let set = tallow_data::ImageSet::digits()?;
 //! # let pixels = tallow_data::Pixels::digits(DType::F32, &Device::Cpu);
 //! # let mut batches = set.batches(64, tallow_data::Order::Sequential, tallow_data::Tail::Keep, pixels)?;
@@ -39,16 +43,25 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod backward;
 mod error;
 mod fit;
+pub mod plan;
+mod recipe;
 mod split;
 mod trainer;
 
+pub use backward::Watch;
 pub use error::{Error, Result};
 pub use fit::{Epochs, Event, Outcome, fit};
+pub use recipe::{Applied, Evaluation, Gradients, Recipe, Skip, Update};
 pub use split::{BatchSplit, SplitError};
 pub use tallow_accum as accum;
 pub use tallow_optim as optim;
 pub use tallow_precision as precision;
+pub use tallow_recompute as recompute;
 pub use tallow_tensor::Params;
-pub use trainer::{Applied, Evaluation, Recipe, Trainer, Update};
+pub use trainer::Trainer;
+
+/// Targets are classes; PyTorch's mark of rows that do not count.
+pub(crate) const IGNORED: i64 = -100;

@@ -1,74 +1,23 @@
-//! One update, and one evaluation.
+//! Updates and evaluations.
 
-use crate::{BatchSplit, Error, Result};
-use candle_core::{DType, ModuleT, Tensor, Var};
-use tallow_accum::{AccumConfig, Clip, Finish, GradientAccumulator, LossSum};
+use crate::{
+    Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Skip, Update,
+    backward::{MicroLoss, Watch, Work},
+};
+use candle_core::{Tensor, Var, backprop::GradStore};
+use std::collections::HashSet;
+use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum};
 use tallow_data::Batch;
-use tallow_optim::{Optimizer, Schedule};
-use tallow_precision::{LossScale, Masters, Rule};
-use tallow_tensor::{missing_gradients, ops, pass};
-
-/// Targets are classes; none is ignored.
-const NO_CLASS: i64 = -100;
-
-/// How updates are made. What is not wanted is a value: one micro-batch, `LossScale::off()`,
-/// `Clip::Off`, `Shape::Constant`.
-#[derive(Clone, Debug)]
-pub struct Recipe {
-    /// Batch and micro-batch.
-    pub split: BatchSplit,
-    /// The optimizer; its learning rate is the schedule's.
-    pub optimizer: tallow_optim::Config,
-    /// The learning rate over applied updates.
-    pub schedule: Schedule,
-    /// What losses are multiplied by before backward.
-    pub loss_scale: LossScale,
-    /// How gradients are summed over micro-batches.
-    pub accum: AccumConfig,
-    /// Limit of the mean gradients.
-    pub clip: Clip,
-    /// Weight of the uniform distribution in the loss, from 0 to 1.
-    pub label_smoothing: f64,
-}
-
-/// What one batch did.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Update {
-    /// Mean loss over the batch, before the update.
-    pub loss: f64,
-    /// Samples of the batch.
-    pub n_samples: u64,
-    /// Whether the weights moved.
-    pub outcome: Applied,
-}
-
-/// Whether a batch moved the weights.
-#[must_use]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Applied {
-    /// They moved.
-    Yes,
-    /// Gradients overflowed: nothing moved but the loss scale and the position in the data.
-    Skipped {
-        /// The first parameter whose gradient is not finite, by name.
-        overflowed: String,
-    },
-}
-
-/// How a model does on data it does not learn from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evaluation {
-    /// Mean loss.
-    pub loss: f64,
-    /// Share of samples whose largest logit is their label's.
-    pub accuracy: f64,
-    /// Samples.
-    pub n_samples: u64,
-}
+use tallow_memory::{Ledger, NoMeter, Watermark};
+use tallow_models::{Score, Segments};
+use tallow_optim::{GradientNorm, Optimizer, Stepped};
+use tallow_precision::{LossScale, Masters, Rule, Verdict};
+use tallow_tensor::{missing_gradients, ops::CrossEntropy, pass};
 
 /// A model in training.
 pub struct Trainer<M> {
     model: M,
+    watch: Watch,
     masters: Masters,
     /// Master parameters, sorted by name.
     params: Vec<(String, Var)>,
@@ -82,29 +31,28 @@ pub struct Trainer<M> {
     n_updates: u64,
 }
 
-impl<M: ModuleT> Trainer<M> {
-    /// `model` took its parameters from `masters` and maps images `[N, C, H, W]` to logits
-    /// `[N, classes]`; `buffers` are its running statistics, if it has any.
+impl<M: Segments> Trainer<M> {
+    /// `model` took its parameters from `masters`; `buffers` are its running statistics, if it has
+    /// any. A candle model that is not cut into segments is [`tallow_models::Whole`].
     /// # Errors
-    /// If a setting is out of its range.
+    /// If a setting is out of its range, two contradict each other, or the plan is not of this model.
     pub fn new(
         model: M,
         masters: Masters,
         buffers: Vec<(String, Var)>,
         recipe: Recipe,
     ) -> Result<Self> {
-        if !(0.0..=1.0).contains(&recipe.label_smoothing) {
-            let (name, value) = ("label_smoothing", recipe.label_smoothing);
-            return Err(Error::Setting { name, value, expected: "from 0 to 1" });
-        }
-        recipe.schedule.check()?;
+        recipe.check()?;
+        recipe.recompute.validate(model.names().len() + 1)?;
         let params = masters.params();
         let optimizer = Optimizer::new(&params, recipe.optimizer.clone())?;
         let accum = GradientAccumulator::new(&params, recipe.accum)?;
         let scale = recipe.loss_scale.clone();
+        let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
         let (n_windows, n_updates) = (0, 0);
         Ok(Self {
             model,
+            watch,
             masters,
             params,
             buffers,
@@ -115,6 +63,11 @@ impl<M: ModuleT> Trainer<M> {
             n_windows,
             n_updates,
         })
+    }
+
+    /// Ends updates that pass the mark, between two segments; nothing has moved then.
+    pub fn watch(&mut self, watch: Watch) {
+        self.watch = watch;
     }
 
     /// The model.
@@ -161,11 +114,15 @@ impl<M: ModuleT> Trainer<M> {
     /// If the model or an engine fails, a gradient is not finite under a scale that is not dynamic,
     /// the dynamic one is stuck, or, before the first update, a parameter got no gradient. Weights,
     /// optimizer, scale and statistics are then as before, and the next batch starts afresh.
+    /// (Except where [`Gradients::Released`] says otherwise.)
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
         pass::begin_step(self.n_windows);
         self.n_windows += 1;
         let (statistics, scale) = (statistics(&self.buffers)?, self.scale.clone());
-        let update = self.window(batch);
+        let update = match self.recipe.gradients {
+            Gradients::Summed => self.summed(batch),
+            Gradients::Released => self.released(batch),
+        };
         if !matches!(&update, Ok(Update { outcome: Applied::Yes, .. })) {
             restore(&self.buffers, &statistics)?;
         }
@@ -176,26 +133,34 @@ impl<M: ModuleT> Trainer<M> {
         update
     }
 
-    /// Micro-batches, then [`Trainer::apply`].
-    fn window(&mut self, batch: &Batch) -> Result<Update> {
-        let mut loss_sum = LossSum::default();
-        for piece in self.recipe.split.pieces(batch.labels.dim(0)?) {
-            let n_samples = piece.len() as f64;
-            let images = batch.images.narrow(0, piece.start, piece.len())?;
-            let labels = batch.labels.narrow(0, piece.start, piece.len())?;
-            let loss = self.loss(&self.model.forward_t(&images, true)?, &labels)?;
-            loss_sum.add(scalar(&loss.sum)?, n_samples);
-            let mut grads = self.scale.apply(&loss.sum)?.backward()?;
-            self.masters.gather(&mut grads)?;
-            self.accum.add(grads, n_samples)?;
+    /// Sums over micro-batches, then the step.
+    fn summed(&mut self, batch: &Batch) -> Result<Update> {
+        let (mut loss_sum, mut n_micro_batches) = (LossSum::default(), 0);
+        for piece in self.recipe.split.pieces(batch.targets.dim(0)?) {
+            let inputs = batch.inputs.narrow(0, piece.start, piece.len())?;
+            let targets = batch.targets.narrow(0, piece.start, piece.len())?;
+            let scale = self.scale.seed();
+            let (masters, accum) = (&self.masters, &mut self.accum);
+            let found = work(&self.model, &self.recipe, &self.watch).run(
+                (&inputs, &targets),
+                |_| scale,
+                |mut grads| {
+                    masters.gather(&mut grads)?;
+                    Ok(accum.add_part(grads)?)
+                },
+            )?;
+            self.accum.end_micro_batch(found.n_counted as f64)?;
+            loss_sum.add(found.sum, found.n_counted as f64);
+            n_micro_batches += 1;
         }
-        let outcome = self.apply(loss_sum)?;
         let loss = loss_sum.mean().unwrap_or(f64::NAN);
-        Ok(Update { loss, n_samples: loss_sum.weight as u64, outcome })
+        let outcome = self.apply(loss)?;
+        let n_samples = batch.targets.dim(0)? as u64;
+        Ok(Update { loss, n_samples, n_micro_batches, outcome })
     }
 
     /// Ends the window: one division, one verdict, and the step if it is good.
-    fn apply(&mut self, loss: LossSum) -> Result<Applied> {
+    fn apply(&mut self, loss: f64) -> Result<Applied> {
         let loss_scale = f64::from(self.scale.value());
         let window = self.accum.take_mean(Finish { loss_scale, clip: self.recipe.clip })?;
         if self.n_updates == 0 {
@@ -204,26 +169,142 @@ impl<M: ModuleT> Trainer<M> {
                 return Err(Error::MissingGradients { names });
             }
         }
-        if let tallow_accum::Verdict::NonFinite { name } = window.verdict() {
-            let Rule::Dynamic(_) = self.scale.state().rule else {
-                let loss = loss.mean().unwrap_or(f64::NAN);
-                return Err(Error::NonFinite { update: self.n_windows, loss, name: name.clone() });
-            };
-            let name = name.clone();
-            let overflow = tallow_precision::Verdict::Overflow { name: name.clone() };
-            return match self.scale.record(overflow)? {
-                tallow_precision::Verdict::Finite => unreachable!("an overflow stays one"),
-                tallow_precision::Verdict::Overflow { .. } => {
-                    Ok(Applied::Skipped { overflowed: name })
+        let overflowed = match window.verdict() {
+            tallow_accum::Verdict::Finite => None,
+            tallow_accum::Verdict::NonFinite { name } => Some(name.clone()),
+        };
+        let limit = self.recipe.skip_above_norm;
+        let judged =
+            judge(&mut self.scale, overflowed, window.report().norm, limit, loss, self.n_windows)?;
+        if judged == Applied::Yes {
+            self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
+            self.optimizer.step(window.grads())?;
+            self.masters.publish()?;
+            self.n_updates += 1;
+        }
+        Ok(judged)
+    }
+
+    /// Whether an update needs the verdict over all gradients before the first of them is applied.
+    fn needs_verdict(&self) -> bool {
+        let fixed = matches!(self.scale.state().rule, Rule::Fixed { .. });
+        let limits = self.recipe.clip != Clip::Off || self.recipe.skip_above_norm.is_finite();
+        !fixed || limits || self.n_updates == 0
+    }
+
+    /// Updates parameters during backward.
+    fn released(&mut self, batch: &Batch) -> Result<Update> {
+        let (n_samples, n_micro_batches) = (batch.targets.dim(0)? as u64, 1);
+        let (position, mut factor) = (pass::position(), None);
+        self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
+        if self.needs_verdict() {
+            let (found, norm) = self.norm_of(batch)?;
+            let loss = found.sum / found.n_counted as f64;
+            let max_norm = if let Clip::Norm(max) = self.recipe.clip { max } else { f64::INFINITY };
+            let divisor = f64::from(self.scale.value()) * found.n_counted as f64;
+            let (overflowed, norm) = match norm.verdict(divisor, max_norm) {
+                tallow_optim::Verdict::Overflow { name } => (Some(name), f64::NAN),
+                tallow_optim::Verdict::Finite { factor: f, norm } => {
+                    factor = Some(f);
+                    (None, norm)
                 }
             };
+            let limit = self.recipe.skip_above_norm;
+            let outcome = judge(&mut self.scale, overflowed, norm, limit, loss, self.n_windows)?;
+            if outcome != Applied::Yes {
+                return Ok(Update { loss, n_samples, n_micro_batches, outcome });
+            }
         }
-        let _finite = self.scale.record(tallow_precision::Verdict::Finite)?;
-        self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
-        self.optimizer.step(window.grads())?;
+        let found = match factor {
+            // The same draws, and statistics that have moved already.
+            Some(_) => pass::replay(position, || self.release(batch, factor))?,
+            None => {
+                let found = self.release(batch, None)?;
+                let _finite = self.scale.record(Verdict::Finite)?;
+                found
+            }
+        };
         self.masters.publish()?;
         self.n_updates += 1;
-        Ok(Applied::Yes)
+        let loss = found.sum / found.n_counted as f64;
+        Ok(Update { loss, n_samples, n_micro_batches, outcome: Applied::Yes })
+    }
+
+    /// The norm of the gradients, none of which is kept.
+    fn norm_of(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm)> {
+        let (mut norm, mut seen) = (GradientNorm::new(), HashSet::new());
+        let (masters, params) = (&self.masters, &self.params);
+        let scale = self.scale.seed();
+        let found = work(&self.model, &self.recipe, &self.watch).run(
+            (&batch.inputs, &batch.targets),
+            |_| scale,
+            |mut grads| {
+                masters.gather(&mut grads)?;
+                for (name, var) in params {
+                    if let Some(grad) = grads.remove(var) {
+                        norm.add(name, &grad)?;
+                        seen.insert(name.as_str());
+                    }
+                }
+                Ok(())
+            },
+        )?;
+        let missing = params.iter().filter(|(name, _)| !seen.contains(name.as_str()));
+        let names: Vec<String> = missing.map(|(name, _)| name.clone()).collect();
+        match self.n_updates == 0 && !names.is_empty() {
+            true => Err(Error::MissingGradients { names }),
+            false => Ok((found, norm)),
+        }
+    }
+
+    /// One backward, each gradient times `factor` and then gone. Without a factor, gradients are
+    /// looked at one by one.
+    fn release(&mut self, batch: &Batch, factor: Option<f64>) -> Result<MicroLoss> {
+        let (masters, params, optimizer) = (&self.masters, &self.params, &mut self.optimizer);
+        let update = self.n_windows;
+        // The verdict's pass has closed the window, if there was one.
+        let scale =
+            if factor.is_some() { f64::from(self.scale.value()) } else { self.scale.seed() };
+        // Set by the forward, before any gradient comes.
+        let one_by_one = std::cell::Cell::new(MicroLoss { sum: f64::NAN, n_counted: 0 });
+        work(&self.model, &self.recipe, &self.watch).run(
+            (&batch.inputs, &batch.targets),
+            |found| {
+                one_by_one.set(found);
+                scale
+            },
+            |mut grads: GradStore| {
+                masters.gather(&mut grads)?;
+                let MicroLoss { sum, n_counted } = one_by_one.get();
+                for (name, var) in params {
+                    let Some(grad) = grads.remove(var) else { continue };
+                    let factor = match factor {
+                        Some(factor) => factor,
+                        None => finite_factor(name, &grad, scale * n_counted as f64).ok_or_else(
+                            || {
+                                let (loss, name) = (sum / n_counted as f64, name.clone());
+                                Error::NonFinite { update, loss, name }
+                            },
+                        )?,
+                    };
+                    match optimizer.step_var(var, &grad, factor)? {
+                        Stepped::Updated | Stepped::NotTrained => {}
+                    }
+                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Runs a batch as training does, without learning and without moving anything.
+    /// # Errors
+    /// If the model refuses it.
+    pub fn rehearse(&self, batch: &Batch) -> Result<()> {
+        let n_samples = batch.targets.dim(0)?;
+        let work = work(&self.model, &self.recipe, &self.watch);
+        pass::replay(pass::position(), || work.infer(&batch.inputs, &batch.targets, true))
+            .map_err(|error| Error::MicroBatch { n_samples, error: Box::new(error) })
+            .map(|_| ())
     }
 
     /// Loss and accuracy over `batches`, without learning.
@@ -233,24 +314,63 @@ impl<M: ModuleT> Trainer<M> {
         &self,
         batches: impl Iterator<Item = tallow_data::Result<Batch>>,
     ) -> Result<Evaluation> {
-        let (mut loss_sum, mut n_right, mut n_samples) = (0.0, 0, 0);
+        let mut all = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
         for batch in batches {
             let batch = batch?;
-            // Outputs of a model in evaluation still record a graph; it dies with each batch.
-            let logits = self.model.forward_t(&batch.images, false)?.detach();
-            loss_sum += scalar(&self.loss(&logits, &batch.labels)?.sum)?;
-            let right = logits.argmax(1)?.eq(&batch.labels)?;
-            n_right += right.to_vec1::<u8>()?.iter().map(|&r| u64::from(r)).sum::<u64>();
-            n_samples += batch.labels.dim(0)? as u64;
+            let work = work(&self.model, &self.recipe, &self.watch);
+            let score = work.infer(&batch.inputs, &batch.targets, false)?;
+            all.loss_sum += score.loss_sum;
+            all.n_counted += score.n_counted;
+            all.n_right += score.n_right;
         }
-        let n = n_samples as f64;
-        Ok(Evaluation { loss: loss_sum / n, accuracy: n_right as f64 / n, n_samples })
+        let n = all.n_counted as f64;
+        Ok(Evaluation {
+            loss: all.loss_sum / n,
+            accuracy: all.n_right as f64 / n,
+            n_samples: all.n_counted,
+        })
     }
+}
 
-    fn loss(&self, logits: &Tensor, labels: &Tensor) -> Result<ops::Loss> {
-        let label_smoothing = self.recipe.label_smoothing;
-        let cfg = ops::CrossEntropy { ignore_index: NO_CLASS, label_smoothing };
-        Ok(ops::cross_entropy(logits, labels, &cfg)?)
+fn work<'a, M>(model: &'a M, recipe: &'a Recipe, watch: &'a Watch) -> Work<'a, M> {
+    let label_smoothing = recipe.label_smoothing;
+    let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing };
+    Work { model, plan: &recipe.recompute, cfg, watch }
+}
+
+/// Tells the scale, and says whether to go on.
+fn judge(
+    scale: &mut LossScale,
+    overflowed: Option<String>,
+    norm: f64,
+    limit: f64,
+    loss: f64,
+    update: u64,
+) -> Result<Applied> {
+    let Some(name) = overflowed else {
+        if norm > limit {
+            scale.skip(tallow_precision::Skip::NormLimit)?;
+            return Ok(Applied::Skipped(Skip::Norm { norm, limit }));
+        }
+        let _finite = scale.record(Verdict::Finite)?;
+        return Ok(Applied::Yes);
+    };
+    match scale.state().rule {
+        Rule::Fixed { .. } => Err(Error::NonFinite { update, loss, name }),
+        Rule::Dynamic(_) => {
+            let _overflow = scale.record(Verdict::Overflow { name: name.clone() })?;
+            Ok(Applied::Skipped(Skip::Overflow { name }))
+        }
+    }
+}
+
+/// What makes a mean of a sum, if the gradient is finite.
+fn finite_factor(name: &str, grad: &Tensor, divisor: f64) -> Option<f64> {
+    let mut norm = GradientNorm::new();
+    norm.add(name, grad).ok()?;
+    match norm.verdict(divisor, f64::INFINITY) {
+        tallow_optim::Verdict::Finite { factor, .. } => Some(factor),
+        tallow_optim::Verdict::Overflow { .. } => None,
     }
 }
 
@@ -264,8 +384,4 @@ fn restore(buffers: &[(String, Var)], before: &[Tensor]) -> Result<()> {
         var.set(before)?;
     }
     Ok(())
-}
-
-fn scalar(x: &Tensor) -> Result<f64> {
-    Ok(x.to_dtype(DType::F64)?.to_scalar()?)
 }

@@ -1,12 +1,14 @@
 //! Updates against plain arithmetic in f64.
 
 use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
-use tallow_data::{Batch, ImageSet, Order, Pixels, Tail};
+use tallow_data::{Batch, Dataset, ImageSet, Images, Order, Pixels, Tail};
+use tallow_models::Whole;
 use tallow_tensor::{Params, layers};
 use tallow_testkit::{Tol, assert_close, values};
 use tallow_train::{
-    Applied, BatchSplit, Epochs, Error, Event, Recipe, Trainer, accum, fit, optim,
+    Applied, BatchSplit, Epochs, Error, Event, Gradients, Recipe, Skip, Trainer, accum, fit, optim,
     precision::{DynamicScale, LossScale, Masters, Policy},
+    recompute::Plan,
 };
 
 /// Flattens and multiplies: small enough to reason about.
@@ -25,18 +27,18 @@ fn flat(policy: Policy) -> (Flat, Masters, Params) {
     (Flat(linear), masters, params)
 }
 
-fn trainer(policy: Policy, recipe: Recipe) -> (Trainer<Flat>, Vec<(String, Var)>) {
+fn trainer(policy: Policy, recipe: Recipe) -> (Trainer<Whole<Flat>>, Vec<(String, Var)>) {
     let (model, masters, params) = flat(policy);
     let trained = masters.params();
-    (Trainer::new(model, masters, params.buffers(), recipe).expect("valid"), trained)
+    (Trainer::new(Whole(model), masters, params.buffers(), recipe).expect("valid"), trained)
 }
 
 fn batch(n: usize, dtype: DType) -> Batch {
     let images = Tensor::from_vec(values(5, n * 12), (n, 1, 3, 4), &Device::Cpu).expect("images");
     let labels: Vec<u32> = (0..n as u32).map(|i| i % 3).collect();
     Batch {
-        images: images.to_dtype(dtype).expect("a float"),
-        labels: Tensor::from_vec(labels, n, &Device::Cpu).expect("labels"),
+        inputs: images.to_dtype(dtype).expect("a float"),
+        targets: Tensor::from_vec(labels, n, &Device::Cpu).expect("labels"),
         first_index: 0,
     }
 }
@@ -55,6 +57,9 @@ fn recipe(micro_batch: usize) -> Recipe {
         loss_scale: LossScale::off(),
         accum: accum::AccumConfig { dtype: accum::AccumDType::F32, warn_above: 8 },
         clip: accum::Clip::Off,
+        skip_above_norm: f64::INFINITY,
+        gradients: Gradients::Summed,
+        recompute: Plan::keep_all(2),
         label_smoothing: 0.0,
     }
 }
@@ -121,7 +126,7 @@ fn scl_3_an_overflow_moves_the_scale_and_the_position_only() {
         trainer(Policy::f16().uniform(), Recipe { loss_scale, ..recipe(5) });
     let before = all(&params);
     let update = trainer.update(&batch(10, DType::F16)).expect("a skip is no error");
-    assert_eq!(update.outcome, Applied::Skipped { overflowed: "bias".to_string() });
+    assert_eq!(update.outcome, Applied::Skipped(Skip::Overflow { name: "bias".to_string() }));
     assert_eq!(all(&params), before);
     assert_eq!((trainer.n_windows(), trainer.n_updates()), (1, 0));
     assert_eq!(trainer.loss_scale().value(), init / 2.0);
@@ -184,7 +189,7 @@ fn ker_1_a_lost_gradient_ends_the_first_update_by_name() {
     };
     let params = params.trainable();
     let before = all(&params);
-    let mut trainer = Trainer::new(model, masters, vec![], recipe(10)).expect("valid");
+    let mut trainer = Trainer::new(Whole(model), masters, vec![], recipe(10)).expect("valid");
     let error = trainer.update(&batch(10, DType::F32)).expect_err("must be refused");
     let Error::MissingGradients { names } = &error else { panic!("{error}") };
     assert_eq!(*names, ["first.bias", "first.weight", "norm.bias", "norm.weight"]);
@@ -197,7 +202,7 @@ fn a_gradient_that_is_not_finite_moves_nothing() {
     let (mut trainer, params) = trainer(Policy::f32(), recipe(10));
     let before = all(&params);
     let mut bad = batch(10, DType::F32);
-    bad.images = (bad.images * f64::NAN).expect("NaN");
+    bad.inputs = (bad.inputs * f64::NAN).expect("NaN");
     let error = trainer.update(&bad).expect_err("must be refused");
     let Error::NonFinite { update: 1, name, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "bias");
@@ -226,9 +231,10 @@ fn a_refused_batch_leaves_running_statistics_alone() {
     let buffers = params.buffers();
     let before = all(&buffers);
     assert_eq!(before, [0.0, 1.0]);
-    let mut trainer = Trainer::new(model, masters, buffers.clone(), recipe(5)).expect("valid");
+    let mut trainer =
+        Trainer::new(Whole(model), masters, buffers.clone(), recipe(5)).expect("valid");
     let mut bad = batch(10, DType::F32);
-    bad.images = (bad.images * f64::INFINITY).expect("infinities");
+    bad.inputs = (bad.inputs * f64::INFINITY).expect("infinities");
     trainer.update(&bad).expect_err("must be refused");
     assert_eq!(all(&buffers), before);
     let _good = trainer.update(&batch(10, DType::F32)).expect("a good batch");
@@ -246,11 +252,11 @@ fn a_batch_that_fails_midway_leaves_nothing_behind() {
         let linear = layers::linear(12, 3, vb.pp("fc")).expect("builds");
         let model = Normed(norm.expect("builds"), Flat(linear));
         let all = params.all();
-        (Trainer::new(model, masters, params.buffers(), recipe(3)).expect("valid"), all)
+        (Trainer::new(Whole(model), masters, params.buffers(), recipe(3)).expect("valid"), all)
     };
     let narrow = |n: usize| {
         let whole = batch(n, DType::F32);
-        Batch { images: whole.images.reshape((n, 12, 1, 1)).expect("12 channels"), ..whole }
+        Batch { inputs: whole.inputs.reshape((n, 12, 1, 1)).expect("12 channels"), ..whole }
     };
     let (mut failed, got) = build();
     let before = all(&got);
@@ -278,18 +284,27 @@ fn spare_12_an_operation_without_backward_is_named_at_the_first_step() {
     let (flat, masters, _) = flat(Policy::f32());
     let kernel = Var::ones((1, 1, 1), DType::F32, &Device::Cpu).expect("a variable");
     let model = Transposed(kernel, flat);
-    let mut trainer = Trainer::new(model, masters, vec![], recipe(10)).expect("valid");
+    let mut trainer = Trainer::new(Whole(model), masters, vec![], recipe(10)).expect("valid");
     let error = trainer.update(&batch(10, DType::F32)).expect_err("must be refused");
     assert!(error.to_string().contains("conv-transpose1d"), "{error}");
 }
 
-fn plan(epochs: u64, batch: usize, max_updates: Option<u64>) -> Epochs {
+fn sets() -> (Images, Images) {
     let pixels = (0..23u16 * 12).map(|i| (i * 37 % 251) as u8).collect::<Vec<_>>();
     let labels = (0..23u8).map(|i| i % 3).collect::<Vec<_>>();
     let set = ImageSet::from_pixels(pixels, labels, [3, 4]).expect("images");
     let (train, held_out) = set.split(18).expect("two parts");
     let pixels = Pixels { dtype: DType::F32, device: Device::Cpu, mean: 0.5, std: 0.25 };
-    Epochs { train, held_out, pixels, batch, epochs, max_updates, seed: 3 }
+    (Images { set: train, pixels: pixels.clone() }, Images { set: held_out, pixels })
+}
+
+fn plan(
+    sets: &(Images, Images),
+    epochs: u64,
+    batch: usize,
+    max_updates: Option<u64>,
+) -> Epochs<'_> {
+    Epochs { train: &sets.0, held_out: &sets.1, batch, epochs, max_updates, seed: 3 }
 }
 
 #[test]
@@ -301,7 +316,8 @@ fn fit_makes_exactly_the_updates_it_announced() {
         (1, Some(99), 5, 18, 1),
         (2, Some(5), 5, 18, 1),
     ] {
-        let plan = plan(epochs, 4, max_updates);
+        let sets = sets();
+        let plan = plan(&sets, epochs, 4, max_updates);
         assert_eq!(plan.n_updates(), n_updates);
         let split = BatchSplit::derive(Some(4), Some(3), None, 1).expect("they fit");
         let (mut trainer, _) = trainer(Policy::f32(), Recipe { split, ..recipe(10) });
@@ -324,9 +340,9 @@ fn fit_makes_exactly_the_updates_it_announced() {
 #[test]
 fn evaluation_is_the_mean_over_samples_whatever_the_batches() {
     let (trainer, _) = trainer(Policy::f32(), recipe(10));
-    let plan = plan(1, 4, None);
+    let (set, _) = sets();
     let by = |n| {
-        let batches = plan.train.batches(n, Order::Sequential, Tail::Keep, plan.pixels.clone());
+        let batches = set.epoch(n, Order::Sequential, Tail::Keep);
         trainer.evaluate(batches.expect("batches")).expect("an evaluation")
     };
     let want = by(18);
@@ -339,10 +355,11 @@ fn evaluation_is_the_mean_over_samples_whatever_the_batches() {
 
 #[test]
 fn plans_of_no_updates_are_refused() {
+    let sets = sets();
     for (plan, has) in [
-        (plan(0, 4, None), "epochs is 0"),
-        (plan(1, 4, Some(0)), "max_updates is 0"),
-        (plan(1, 19, None), "a batch of 19 is more than the 18 images"),
+        (plan(&sets, 0, 4, None), "epochs is 0"),
+        (plan(&sets, 1, 4, Some(0)), "max_updates is 0"),
+        (plan(&sets, 1, 19, None), "a batch of 19 is more than the 18 samples"),
     ] {
         let error = plan.check().expect_err("must be refused").to_string();
         assert!(error.contains(has), "{error}");

@@ -1,54 +1,76 @@
 //! The configuration: a file, overrides, and what they mean once checked.
+//!
+//! Without a budget every choice is made: by the file, or by a default. With one, what the file
+//! leaves open is the planner's: precision, micro-batch, recomputation, optimizer state.
+
+mod memory;
+mod model;
+mod optimizer;
+mod precision;
+
+use model::Source;
+pub(crate) use model::{Model, Opened};
+pub(crate) use optimizer::Optimizer;
+pub(crate) use precision::Precision;
 
 use anyhow::{Context, Result, bail, ensure};
-use candle_core::DType;
+use memory::{Bytes, Memory, MemorySection};
+use model::{DataSection, ModelSection};
+use optimizer::{OptimizerSection, State};
+use precision::{Compute, PrecisionSection};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tallow_train::{
-    BatchSplit,
+    BatchSplit, Gradients,
     accum::Clip,
-    optim::{self, Algorithm, Rounding, Shape, StateFormat},
-    precision::{DynamicScale, LossScale, Policy},
+    optim::{self, Place, Shape},
+    plan::{Knob, Recomputation},
 };
 
-const DIGITS: &str = "digits";
-const RESNET_DIGITS: &str = "resnet-digits";
-/// Digits held out of the embedded 10 000.
-const DIGITS_HELD_OUT: usize = 1000;
+/// Bytes of a state file in memory at once.
+const WINDOW_BYTES: u64 = 16 << 20;
 
 /// A checked configuration: nothing below asks again.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
-    /// Where images come from.
+    /// The network.
+    pub(crate) model: Model,
+    /// Where samples come from.
     pub(crate) source: Source,
-    /// Images held out; a tenth if `None`.
-    pub(crate) held_out: Option<usize>,
-    /// Batch and micro-batch.
-    pub(crate) split: BatchSplit,
+    /// Samples an update.
+    pub(crate) batch: usize,
+    /// Samples a micro-batch that may be chosen, the largest first.
+    pub(crate) micro_batches: Vec<usize>,
     /// Passes over the data.
     pub(crate) epochs: u64,
-    /// Updates after which to stop.
+    /// Batches after which to stop.
     pub(crate) max_updates: Option<u64>,
     /// Seed of weights and order.
     pub(crate) seed: u64,
     /// Weight of the uniform distribution in the loss.
     pub(crate) label_smoothing: f64,
-    /// The optimizer.
-    pub(crate) optimizer: optim::Config,
-    /// The optimizer and its state, as written.
-    pub(crate) optimizer_name: String,
+    /// Optimizers that may be chosen, the preferred one first.
+    pub(crate) optimizers: Vec<Optimizer>,
     /// Updates of warm-up.
     pub(crate) warmup_updates: u64,
     /// What follows them.
     pub(crate) decay: Decay,
     /// Limit of the gradients.
     pub(crate) clip: Clip,
-    /// What computes in what.
-    pub(crate) policy: Policy,
-    /// The precision, as written.
-    pub(crate) precision_name: String,
-    /// The loss scale at the start.
-    pub(crate) loss_scale: LossScale,
+    /// Gradients with a norm above this are not applied.
+    pub(crate) skip_above_norm: f64,
+    /// How gradients reach the optimizer.
+    pub(crate) gradients: Gradients,
+    /// Precisions that may be chosen, the preferred one first.
+    pub(crate) precisions: Vec<Precision>,
+    /// The most bytes the process may hold.
+    pub(crate) budget: Option<u64>,
+    /// Which segments are recomputed.
+    pub(crate) recomputation: Recomputation,
+    /// The same, as written.
+    pub(crate) recompute_name: String,
+    /// What the planner must leave alone.
+    pub(crate) forbid: Vec<Knob>,
 }
 
 /// The name of a schedule; the length of the run is not known yet.
@@ -75,28 +97,6 @@ impl Decay {
     }
 }
 
-/// Where images come from.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Source {
-    /// The embedded digits.
-    Digits,
-    /// A folder with one IDX image file and one IDX label file.
-    Folder(PathBuf),
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct Model {
-    name: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct Data {
-    source: Option<String>,
-    held_out: Option<usize>,
-}
-
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct Train {
@@ -110,79 +110,30 @@ struct Train {
     schedule: Option<Decay>,
     warmup_updates: Option<u64>,
     clip_norm: Option<f64>,
+    skip_above_norm: Option<f64>,
     label_smoothing: Option<f64>,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct OptimizerSection {
-    name: Option<AlgorithmName>,
-    state: Option<State>,
-    weight_decay: Option<f64>,
-    beta1: Option<f64>,
-    beta2: Option<f64>,
-    eps: Option<f64>,
-    momentum: Option<f64>,
-    nesterov: Option<bool>,
+/// All sections.
+struct Sections {
+    model: ModelSection,
+    data: DataSection,
+    train: Train,
+    precision: PrecisionSection,
+    memory: MemorySection,
+    optimizer: OptimizerSection,
 }
 
-#[derive(Clone, Copy, Deserialize, PartialEq)]
-#[serde(rename_all = "lowercase")]
-enum AlgorithmName {
-    AdamW,
-    Adam,
-    Sgd,
-    Lion,
-    Adafactor,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-enum State {
-    #[serde(rename = "f32")]
-    F32,
-    #[serde(rename = "bf16")]
-    Bf16,
-    #[serde(rename = "8bit")]
-    Bits8,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct Precision {
-    compute: Option<Compute>,
-    loss_scale: Option<Scale>,
-    masters: Option<bool>,
-    keep_f32: Option<Vec<String>>,
-}
-
-#[derive(Clone, Copy, Deserialize, PartialEq)]
-#[serde(rename_all = "lowercase")]
-enum Compute {
-    F32,
-    Bf16,
-    F16,
-    Fp8,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "loss_scale is \"dynamic\", \"off\" or a number")]
-enum Scale {
-    Number(f64),
-    Word(ScaleWord),
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ScaleWord {
-    Dynamic,
-    Off,
-}
-
-/// Reads `path` if there is one, applies the overrides in order, and checks the whole.
+/// Reads `path` if there is one, applies the overrides in order, and checks the whole. `budget`
+/// stands before the file's.
 ///
 /// # Errors
 /// One line that names the file, section and key, and says what would be right.
-pub(crate) fn load(path: Option<&Path>, overrides: &[String]) -> Result<Config> {
+pub(crate) fn load(
+    path: Option<&Path>,
+    overrides: &[String],
+    budget: Option<&str>,
+) -> Result<Config> {
     let mut table = match path {
         None => toml::Table::new(),
         Some(path) => read(path)?,
@@ -191,189 +142,144 @@ pub(crate) fn load(path: Option<&Path>, overrides: &[String]) -> Result<Config> 
         apply(&mut table, text).with_context(|| format!("--set {text}"))?;
     }
     let name = path.map_or(String::new(), |path| format!("configuration `{}`", path.display()));
-    match checked_table(table) {
+    match checked_table(table, budget) {
         Err(error) if path.is_some() => Err(error.context(name)),
         result => result,
     }
 }
 
 /// What a table of sections means.
-fn checked_table(mut table: toml::Table) -> Result<Config> {
-    let model: Model = section(&mut table, "model")?;
-    let data: Data = section(&mut table, "data")?;
-    let train: Train = section(&mut table, "train")?;
-    let precision: Precision = section(&mut table, "precision")?;
-    let optimizer: OptimizerSection = section(&mut table, "optimizer")?;
+fn checked_table(mut table: toml::Table, budget: Option<&str>) -> Result<Config> {
+    let mut sections = Sections {
+        model: section(&mut table, "model")?,
+        data: section(&mut table, "data")?,
+        train: section(&mut table, "train")?,
+        precision: section(&mut table, "precision")?,
+        memory: section(&mut table, "memory")?,
+        optimizer: section(&mut table, "optimizer")?,
+    };
     if let Some(key) = table.keys().next() {
         bail!(
-            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision` and \
-             `optimizer`"
+            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision`, `memory` \
+             and `optimizer`"
         );
     }
-    let model = model.name.as_deref().unwrap_or(RESNET_DIGITS);
-    ensure!(model == RESNET_DIGITS, "model.name `{model}` is unknown; there is `{RESNET_DIGITS}`");
-    checked(data, train, precision, optimizer)
+    if let Some(budget) = budget {
+        sections.memory.budget = Some(Bytes::Text(budget.to_string()));
+    }
+    checked(sections)
 }
 
-fn checked(
-    data: Data,
-    train: Train,
-    precision: Precision,
-    optimizer: OptimizerSection,
-) -> Result<Config> {
-    let source = match data.source.as_deref() {
-        None | Some(DIGITS) => Source::Digits,
-        Some(path) => Source::Folder(PathBuf::from(path)),
-    };
-    let held_out = match (data.held_out, &source) {
-        (None, Source::Digits) => Some(DIGITS_HELD_OUT),
-        (given, _) => given,
-    };
-    ensure!(held_out != Some(0), "data.held_out is 0, accuracy needs at least 1 image");
+fn checked(sections: Sections) -> Result<Config> {
+    let Sections { model, data, train, precision, memory, optimizer } = sections;
+    let Memory { budget, recomputation, recompute_name, forbid } = memory.checked()?;
+    let seed = train.seed.unwrap_or(0);
+    let (model, source) = model::checked(model, data, seed)?;
+    let (batch, micro_batches) = micro_batches(&train, budget.is_some(), &optimizer)?;
+    let learning_rate = positive("learning_rate", train.learning_rate)?.unwrap_or(4e-3);
+    let release = optimizer.release_gradients == Some(true);
+    let precisions = precisions(&precision, budget.is_some())?;
+    let optimizers = optimizers(&optimizer, &memory, budget.is_some(), learning_rate)?;
+    let optimizers = optimizers.into_iter().map(|o| Optimizer {
+        config: optim::Config { seed, weights: precisions[0].weights, ..o.config },
+        ..o
+    });
+    Ok(Config {
+        model,
+        source,
+        batch,
+        micro_batches,
+        epochs: train.epochs.unwrap_or(5),
+        max_updates: train.max_updates,
+        seed,
+        label_smoothing: train.label_smoothing.unwrap_or(0.0),
+        optimizers: optimizers.collect(),
+        warmup_updates: train.warmup_updates.unwrap_or(0),
+        decay: train.schedule.unwrap_or(Decay::Linear),
+        clip: positive("clip_norm", train.clip_norm)?.map_or(Clip::Off, Clip::Norm),
+        skip_above_norm: positive("skip_above_norm", train.skip_above_norm)?
+            .unwrap_or(f64::INFINITY),
+        gradients: if release { Gradients::Released } else { Gradients::Summed },
+        precisions,
+        budget,
+        recomputation,
+        recompute_name,
+        forbid,
+    })
+}
+
+fn positive(key: &str, given: Option<f64>) -> Result<Option<f64>> {
+    if let Some(x) = given {
+        ensure!(x > 0.0 && x.is_finite(), "train.{key} is {x}, it must be above 0 and finite");
+    }
+    Ok(given)
+}
+
+/// Samples an update, and the micro-batches that may be chosen.
+fn micro_batches(
+    train: &Train,
+    has_budget: bool,
+    optimizer: &OptimizerSection,
+) -> Result<(usize, Vec<usize>)> {
     // A batch that micro_batch and accumulate do not already determine.
     let derived = train.micro_batch.is_some() && train.accumulate.is_some();
     let batch = train.batch.or((!derived).then_some(32));
     let split = BatchSplit::derive(batch, train.micro_batch, train.accumulate, 1)
         .context("section `train`")?;
-    let seed = train.seed.unwrap_or(0);
-    let learning_rate = train.learning_rate.unwrap_or(4e-3);
-    let positive = |x: f64| x > 0.0 && x.is_finite();
+    let fixed = train.micro_batch.is_some() || train.accumulate.is_some();
+    let release = optimizer.release_gradients == Some(true);
     ensure!(
-        positive(learning_rate),
-        "train.learning_rate is {learning_rate}, it must be above 0 and finite"
+        !release || split.accumulate() == 1,
+        "optimizer.release_gradients is true, but a batch of {} in micro-batches of {} keeps sums",
+        split.batch(),
+        split.micro_batch()
     );
-    let clip = match train.clip_norm {
-        None => Clip::Off,
-        Some(norm) => {
-            ensure!(positive(norm), "train.clip_norm is {norm}, it must be above 0 and finite");
-            Clip::Norm(norm)
-        }
-    };
-    let compute = precision.compute.unwrap_or(Compute::F32);
-    let (policy, weights) = policy(&precision, compute)?;
-    let (optimizer_name, optimizer) = algorithm(&optimizer, learning_rate)?;
-    Ok(Config {
-        source,
-        held_out,
-        split,
-        epochs: train.epochs.unwrap_or(5),
-        max_updates: train.max_updates,
-        seed,
-        label_smoothing: train.label_smoothing.unwrap_or(0.0),
-        optimizer: optim::Config { weights, seed, ..optimizer },
-        optimizer_name,
-        warmup_updates: train.warmup_updates.unwrap_or(0),
-        decay: train.schedule.unwrap_or(Decay::Linear),
-        clip,
-        policy,
-        precision_name: compute.name(precision.masters != Some(false)),
-        loss_scale: loss_scale(precision.loss_scale, compute)?,
-    })
+    if !has_budget || fixed || release {
+        return Ok((split.batch(), vec![split.micro_batch()]));
+    }
+    let halves = std::iter::successors(Some(split.batch()), |n| (*n > 1).then(|| n.div_ceil(2)));
+    Ok((split.batch(), halves.collect()))
 }
 
-impl Compute {
-    fn name(self, masters: bool) -> String {
-        let name = match self {
-            Compute::F32 => "f32",
-            Compute::Bf16 => "bf16",
-            Compute::F16 => "f16",
-            Compute::Fp8 => "fp8",
-        };
-        if masters { name.to_string() } else { format!("{name} without masters") }
+fn precisions(given: &PrecisionSection, has_budget: bool) -> Result<Vec<Precision>> {
+    match given.compute {
+        Some(compute) => Ok(vec![given.checked(compute)?]),
+        // Other keys of the section speak of one precision.
+        None if has_budget && given.is_empty() => {
+            [Compute::F32, Compute::Bf16].into_iter().map(|c| given.checked(c)).collect()
+        }
+        None => Ok(vec![given.checked(Compute::F32)?]),
     }
 }
 
-/// What computes in what, and how weights without master copies are rounded.
-fn policy(precision: &Precision, compute: Compute) -> Result<(Policy, Rounding)> {
-    let mut policy = match compute {
-        Compute::F32 => Policy::f32(),
-        Compute::Bf16 => Policy::bf16(),
-        Compute::F16 => Policy::f16(),
-        Compute::Fp8 => Policy::fp8_stored(DType::BF16),
+fn optimizers(
+    given: &OptimizerSection,
+    memory: &MemorySection,
+    has_budget: bool,
+    learning_rate: f64,
+) -> Result<Vec<Optimizer>> {
+    let states = match given.state {
+        Some(state) => vec![state],
+        None if has_budget && given.keeps_state() => vec![State::F32, State::Bits8],
+        None => vec![State::F32],
     };
+    let in_ram = states.into_iter().map(|state| given.checked(state, learning_rate));
+    let in_ram: Vec<Optimizer> = in_ram.collect::<Result<_>>()?;
+    let Some(folder) = &memory.offload_dir else { return Ok(in_ram) };
     ensure!(
-        compute != Compute::F32 || precision.keep_f32.is_none(),
-        "precision.keep_f32 is given, but everything computes in f32"
+        given.keeps_state(),
+        "memory.offload_dir is given, but sgd without momentum keeps no state"
     );
-    for pattern in precision.keep_f32.iter().flatten() {
-        policy = policy.with(pattern, DType::F32);
-    }
-    match (precision.masters, compute) {
-        (None | Some(true), _) => Ok((policy, Rounding::Nearest)),
-        (Some(false), Compute::Bf16 | Compute::F16) => {
-            Ok((Policy { parameter: policy.compute, ..policy }, Rounding::Stochastic))
-        }
-        (Some(false), Compute::F32) => {
-            bail!("precision.masters is false, but f32 weights are their own masters")
-        }
-        (Some(false), Compute::Fp8) => {
-            bail!("precision.masters is false, but fp8 weights need masters; use bf16")
-        }
-    }
-}
-
-fn loss_scale(scale: Option<Scale>, compute: Compute) -> Result<LossScale> {
-    let dynamic = || LossScale::dynamic(DynamicScale::STANDARD).context("precision.loss_scale");
-    match scale {
-        None if compute == Compute::F16 => dynamic(),
-        None | Some(Scale::Word(ScaleWord::Off)) => Ok(LossScale::off()),
-        Some(Scale::Word(ScaleWord::Dynamic)) => dynamic(),
-        Some(Scale::Number(scale)) => {
-            LossScale::fixed(scale as f32).context("precision.loss_scale")
-        }
-    }
-}
-
-/// The optimizer; a number that its formula does not have is refused, not ignored.
-fn algorithm(given: &OptimizerSection, learning_rate: f64) -> Result<(String, optim::Config)> {
-    use AlgorithmName as Name;
-    let name = given.name.unwrap_or(Name::AdamW);
-    let betas = |beta1: f64, beta2: f64| {
-        (given.beta1.unwrap_or(beta1), given.beta2.unwrap_or(beta2), given.eps.unwrap_or(1e-8))
-    };
-    let (text, algorithm, decay) = match name {
-        Name::AdamW => {
-            let (beta1, beta2, eps) = betas(0.9, 0.999);
-            ("adamw", Algorithm::AdamW { beta1, beta2, eps }, 0.01)
-        }
-        Name::Adam => {
-            let (beta1, beta2, eps) = betas(0.9, 0.999);
-            ("adam", Algorithm::Adam { beta1, beta2, eps }, 0.0)
-        }
-        Name::Lion => {
-            let (beta1, beta2, _) = betas(0.9, 0.99);
-            ("lion", Algorithm::Lion { beta1, beta2 }, 0.0)
-        }
-        Name::Sgd => {
-            let (momentum, nesterov) =
-                (given.momentum.unwrap_or(0.0), given.nesterov.unwrap_or(false));
-            ("sgd", Algorithm::Sgd { momentum, nesterov }, 0.0)
-        }
-        Name::Adafactor => ("adafactor", Algorithm::ADAFACTOR, 0.0),
-    };
-    let adam = matches!(name, Name::AdamW | Name::Adam);
-    for (key, given, known) in [
-        ("beta1", given.beta1.is_some(), adam || name == Name::Lion),
-        ("beta2", given.beta2.is_some(), adam || name == Name::Lion),
-        ("eps", given.eps.is_some(), adam),
-        ("momentum", given.momentum.is_some(), name == Name::Sgd),
-        ("nesterov", given.nesterov.is_some(), name == Name::Sgd),
-    ] {
-        ensure!(!given || known, "optimizer.{key} is given, but {text} has none");
-    }
-    let (state, format) = match given.state {
-        None | Some(State::F32) => ("f32", StateFormat::F32),
-        Some(State::Bf16) => ("bf16", StateFormat::Bf16(Rounding::Stochastic)),
-        Some(State::Bits8) => ("8bit", StateFormat::BITS8),
-    };
-    let no_state = matches!(algorithm, Algorithm::Sgd { momentum: 0.0, .. });
-    ensure!(
-        !no_state || given.state.is_none(),
-        "optimizer.state is {state}, but sgd without momentum keeps none"
-    );
-    let weight_decay = given.weight_decay.unwrap_or(decay);
-    let config = optim::Config::new(algorithm, learning_rate);
-    Ok((format!("{text}, {state} state"), optim::Config { weight_decay, format, ..config }))
+    let path = folder.join(format!("tallow-state-{}.bin", std::process::id()));
+    let in_file = in_ram.iter().cloned().map(|optimizer| Optimizer {
+        name: format!("{} in a file", optimizer.name),
+        config: optim::Config {
+            place: Place::File { path: path.clone(), window_bytes: WINDOW_BYTES },
+            ..optimizer.config
+        },
+    });
+    let in_file: Vec<Optimizer> = in_file.collect();
+    Ok(if has_budget { in_ram.into_iter().chain(in_file).collect() } else { in_file })
 }
 
 fn read(path: &Path) -> Result<toml::Table> {

@@ -1,0 +1,205 @@
+//! What a precision's model takes: counted and timed.
+
+use super::{Built, Space, Workload};
+use crate::{
+    Gradients, Result,
+    backward::{Watch, Work},
+};
+use candle_core::Var;
+use std::cell::RefCell;
+use tallow_accum::accumulator_bytes;
+use tallow_memory::{Ledger, Meter, NoMeter, Scope, Watermark, peak_during};
+use tallow_models::Segments;
+use tallow_recompute::{Bytes, Plan, SegmentCost};
+use tallow_tensor::{ops::CrossEntropy, pass};
+
+/// Figures of one precision.
+pub(super) struct Calibration {
+    /// Place in [`Space::policies`].
+    pub(super) policy: usize,
+    /// Parameters, copies, statistics.
+    pub(super) built_bytes: u64,
+    /// What is held beside while an update runs: copies of the statistics.
+    pub(super) beside_bytes: u64,
+    pub(super) accum_bytes: u64,
+    /// Of each optimizer: all of its state, and what is in memory.
+    pub(super) state_bytes: Vec<(u64, u64)>,
+    /// The most that building and calibrating held, above what was there before.
+    pub(super) peak_bytes: u64,
+    /// Segments by size of micro-batch, the smallest first.
+    costs: Vec<(usize, Vec<SegmentCost>)>,
+}
+
+impl Calibration {
+    /// Builds the model and runs its segments on the smallest micro-batches that it takes.
+    pub(super) fn run<W: Workload>(
+        work: &W,
+        space: &Space,
+        policy: usize,
+        budget: u64,
+        meter: &dyn Meter,
+    ) -> Result<Self> {
+        let before_bytes = meter.current_bytes();
+        let (found, peak_bytes) = peak_during(meter, || -> Result<Self> {
+            let built = work.build(&space.policies[policy])?;
+            let built_bytes = meter.current_bytes().saturating_sub(before_bytes);
+            let params = built.masters.params();
+            let bytes = |v: &Var| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
+            let state = |config| tallow_optim::state_bytes(&params, config);
+            let left = budget.saturating_sub(before_bytes);
+            Ok(Self {
+                policy,
+                built_bytes,
+                beside_bytes: built.buffers.iter().map(|(_, var)| bytes(var)).sum(),
+                accum_bytes: match space.gradients {
+                    Gradients::Summed => accumulator_bytes(&params, space.accum),
+                    Gradients::Released => 0,
+                },
+                state_bytes: space.optimizers.iter().map(state).collect(),
+                peak_bytes: 0,
+                costs: smallest(work, space, policy, &built, left, meter)?,
+            })
+        });
+        Ok(Self { peak_bytes, ..found? })
+    }
+
+    /// Runs the segments on micro-batches of `n` samples too.
+    pub(super) fn refine<W: Workload>(
+        &mut self,
+        work: &W,
+        space: &Space,
+        n: usize,
+        meter: &dyn Meter,
+    ) -> Result<()> {
+        let (costs, peak_bytes) = peak_during(meter, || {
+            let built = work.build(&space.policies[self.policy])?;
+            measure(work, space, self.policy, &built, n, meter)
+        });
+        self.peak_bytes = self.peak_bytes.max(peak_bytes);
+        self.costs.push((n, costs?));
+        self.costs.sort_by_key(|(n, _)| *n);
+        Ok(())
+    }
+
+    /// The segments on micro-batches of `n` samples, and whether they ran: else they are on the line
+    /// through the nearest two. `None` if there is only one, another.
+    pub(super) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, bool)> {
+        if let Some((_, costs)) = self.costs.iter().find(|(found, _)| *found == n) {
+            return Some((costs.clone(), true));
+        }
+        let above = self.costs.iter().position(|(found, _)| *found > n);
+        let last = above.unwrap_or(self.costs.len() - 1).max(1);
+        let [(n_1, first), (n_2, second)] = self.costs.get(last - 1..=last)? else { return None };
+        let t = (n as f64 - *n_1 as f64) / (*n_2 as f64 - *n_1 as f64);
+        Some((first.iter().zip(second).map(|(a, b)| on_line(a, b, t)).collect(), false))
+    }
+}
+
+/// Micro-batches of one and two samples, or as many as a batch norm of 1x1 planes takes.
+fn smallest<W: Workload>(
+    work: &W,
+    space: &Space,
+    policy: usize,
+    built: &Built<W::Model>,
+    left_bytes: u64,
+    meter: &dyn Meter,
+) -> Result<Vec<(usize, Vec<SegmentCost>)>> {
+    let most = space.micro_batches.iter().copied().max().unwrap_or(1);
+    let measured = |n: usize| -> Result<(Vec<SegmentCost>, u64)> {
+        let (costs, peak) = peak_during(meter, || measure(work, space, policy, built, n, meter));
+        Ok((costs?, peak))
+    };
+    let (n, (first, peak)) = match measured(1) {
+        Ok(found) => (1, found),
+        Err(_) if most > 1 => (2, measured(2)?),
+        Err(error) => return Err(error),
+    };
+    let next_peak = peak / n as u64 * (n as u64 + 1);
+    if most == n || next_peak > left_bytes {
+        return Ok(vec![(n, first)]);
+    }
+    let (second, _) = measured(n + 1)?;
+    Ok(vec![(n, first), (n + 1, second)])
+}
+
+fn measure<W: Workload>(
+    work: &W,
+    space: &Space,
+    policy: usize,
+    built: &Built<W::Model>,
+    n: usize,
+    meter: &dyn Meter,
+) -> Result<Vec<SegmentCost>> {
+    let batch = work.batch(&space.policies[policy], n)?;
+    let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
+    let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing: space.label_smoothing };
+    let plan = Plan::keep_all(built.model.names().len() + 1);
+    let work = Work { model: &built.model, plan: &plan, cfg, watch: &watch };
+    let bytes = Scoped { meter, scope: RefCell::new(None) };
+    // Draws and statistics stay as they are.
+    let mut costs =
+        pass::replay(pass::position(), || work.measure((&batch.inputs, &batch.targets), &bytes))?;
+    let wide = space.policies[policy].compute != space.policies[policy].gradient;
+    for i in 0..costs.len() {
+        let grad_y = costs.get(i + 1).map_or(costs[i].output_bytes, |next| next.input_grad_bytes);
+        let cost = &mut costs[i];
+        if wide {
+            // Gradients are widened when the graph has gone: all of them in f32, then the narrow
+            // ones go.
+            let gathered = cost.input_grad_bytes + 3 * cost.param_grad_bytes;
+            let gone = cost.kept_bytes + cost.input_grad_bytes + grad_y;
+            cost.backward_peak_bytes = cost.backward_peak_bytes.max(gathered.saturating_sub(gone));
+        }
+    }
+    Ok(costs)
+}
+
+/// A cost at `t` of the way from `a` to `b`.
+fn on_line(a: &SegmentCost, b: &SegmentCost, t: f64) -> SegmentCost {
+    let real = |a: f64, b: f64| (a + (b - a) * t).max(0.0);
+    let bytes = |a: u64, b: u64| real(a as f64, b as f64).ceil() as u64;
+    SegmentCost {
+        name: a.name.clone(),
+        is_view: a.is_view,
+        learns: a.learns,
+        input_grad_bytes: bytes(a.input_grad_bytes, b.input_grad_bytes),
+        output_bytes: bytes(a.output_bytes, b.output_bytes),
+        kept_bytes: bytes(a.kept_bytes, b.kept_bytes),
+        forward_peak_bytes: bytes(a.forward_peak_bytes, b.forward_peak_bytes),
+        tracked_forward_peak_bytes: bytes(
+            a.tracked_forward_peak_bytes,
+            b.tracked_forward_peak_bytes,
+        ),
+        backward_peak_bytes: bytes(a.backward_peak_bytes, b.backward_peak_bytes),
+        param_grad_bytes: bytes(a.param_grad_bytes, b.param_grad_bytes),
+        forward_secs: real(a.forward_secs, b.forward_secs),
+        backward_secs: real(a.backward_secs, b.backward_secs),
+    }
+}
+
+/// A meter whose other peaks are left alone.
+struct Scoped<'a> {
+    meter: &'a dyn Meter,
+    scope: RefCell<Option<Scope<'a>>>,
+}
+
+impl Bytes for Scoped<'_> {
+    fn live(&self) -> u64 {
+        self.meter.current_bytes()
+    }
+
+    fn peak(&self) -> u64 {
+        match &*self.scope.borrow() {
+            Some(scope) => scope.start_bytes() + scope.peak_bytes(),
+            None => self.meter.peak_bytes(),
+        }
+    }
+
+    fn reset_peak(&self) {
+        self.scope.replace(None);
+        match self.meter.peak_scope() {
+            Some(scope) => drop(self.scope.replace(Some(scope))),
+            None => self.meter.reset_peak(),
+        }
+    }
+}

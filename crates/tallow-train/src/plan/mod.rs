@@ -1,0 +1,195 @@
+//! The plan: precision x micro-batch x recomputation x optimizer state, priced before step one.
+//!
+//! Each precision's model is built and its segments run on micro-batches of one and two samples;
+//! bytes and seconds of other micro-batches lie on the line through these, until one of them is
+//! about to be chosen: then it is run too. A candidate's peak is what is held all the time, priced
+//! or counted, plus what [`tallow_recompute::simulate`] says that a forward and backward hold on top.
+
+mod calibrate;
+mod price;
+mod space;
+
+pub use space::{Built, Knob, Recomputation, Space, Workload};
+
+use crate::{Error, Result};
+use calibrate::Calibration;
+use price::Price;
+use std::fmt;
+use tallow_memory::{
+    Meter, Terms,
+    plan::{Choice, Knobs, Priced, pick},
+};
+use tallow_recompute::Plan;
+
+/// Candidates within this factor of time are about as fast, and the one that turns milder knobs is
+/// taken: less is the noise of the calibration.
+const ABOUT: f64 = 1.05;
+
+/// One way to train.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Place in [`Space::policies`].
+    pub policy: usize,
+    /// Place in [`Space::optimizers`].
+    pub optimizer: usize,
+    /// Samples a micro-batch.
+    pub micro_batch: usize,
+    /// Which segments keep their activations.
+    pub recompute: Plan,
+    /// Knobs turned.
+    pub knobs: Vec<Knob>,
+    /// The same, as words.
+    pub choice: Choice,
+    /// The peak, by what it is for: its total is what is foreseen.
+    pub terms: Terms,
+    /// Seconds a sample, less the optimizer's own.
+    pub secs_per_sample: f64,
+    /// Whether segments were run on micro-batches of this size, or their figures lie on a line.
+    pub measured: bool,
+}
+
+impl Candidate {
+    /// The most held at once, as foreseen; 0 where nothing was priced.
+    pub fn peak_bytes(&self) -> u64 {
+        self.terms.total_bytes()
+    }
+}
+
+impl Knobs for Candidate {
+    fn knobs(&self) -> Vec<(&'static str, String)> {
+        self.choice.knobs()
+    }
+}
+
+/// What the search found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Every candidate that was priced, allowed or not, the preferred ones first.
+    pub candidates: Vec<Candidate>,
+    /// Precisions that were not calibrated because that alone would pass the budget.
+    pub untried: Vec<usize>,
+    /// Place of the chosen one.
+    pub chosen: usize,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NothingFits {
+    /// The allowed choices.
+    pub allowed: tallow_memory::plan::NothingFits,
+    /// The forbidden knob that would help at the least cost of time, and the bytes needed with it.
+    pub forbidden: Option<(Knob, u64)>,
+}
+
+impl fmt::Display for NothingFits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.allowed)?;
+        match self.forbidden {
+            None => Ok(()),
+            Some((knob, bytes)) => {
+                write!(f, "; `{}` is forbidden, with it {bytes} would do", knob.name())
+            }
+        }
+    }
+}
+
+/// Prices every choice in `space` and takes the fastest that fits `budget_bytes`. A knob that changes
+/// the numbers must win some time ([`Knob::must_win`]), else the candidate without it is taken.
+///
+/// *Memory:* one model and one segment's activations at a time.
+/// # Errors
+/// [`Error::NothingFits`], or what the model says.
+pub fn plan<W: Workload>(
+    work: &W,
+    space: &Space,
+    budget_bytes: Option<u64>,
+    meter: &dyn Meter,
+) -> Result<Found> {
+    let budget = budget_bytes.unwrap_or(u64::MAX);
+    let before_bytes = meter.current_bytes();
+    let (mut calibrations, untried) = calibrated(work, space, budget, meter)?;
+    loop {
+        let mut candidates = Vec::new();
+        for calibration in &calibrations {
+            for optimizer in 0..space.optimizers.len() {
+                for &micro_batch in &space.micro_batches {
+                    let price = Price { work, space, calibration, before_bytes, budget };
+                    candidates.extend(price.candidate(optimizer, micro_batch)?);
+                }
+            }
+        }
+        // The sort is stable: the user's order stays among those that turn the same knobs.
+        candidates.sort_by_key(|c| c.knobs.iter().map(|k| 1u32 << *k as u32).sum::<u32>());
+        let chosen = choose(&candidates, space, budget)?;
+        let Candidate { policy, micro_batch, measured, .. } = candidates[chosen];
+        if measured {
+            return Ok(Found { candidates, untried, chosen });
+        }
+        let calibration = calibrations.iter_mut().find(|c| c.policy == policy);
+        calibration.expect("a candidate's").refine(work, space, micro_batch, meter)?;
+    }
+}
+
+/// The precisions that can be calibrated within the budget, and the places of those that cannot.
+fn calibrated<W: Workload>(
+    work: &W,
+    space: &Space,
+    budget: u64,
+    meter: &dyn Meter,
+) -> Result<(Vec<Calibration>, Vec<usize>)> {
+    let before_bytes = meter.current_bytes();
+    let width = |policy: usize| space.policies[policy].compute.size_in_bytes() as u64;
+    let mut order: Vec<usize> = (0..space.policies.len()).collect();
+    // What takes least room first: it foretells what the others take.
+    order.sort_by_key(|&policy| width(policy));
+    let (mut calibrations, mut untried) = (Vec::<Calibration>::new(), Vec::new());
+    for policy in order {
+        let foretold = calibrations.first().map(|c| c.peak_bytes / width(c.policy) * width(policy));
+        // The first is tried in any case: it says what would fit.
+        if foretold.is_some_and(|bytes| before_bytes.saturating_add(bytes) > budget) {
+            untried.push(policy);
+        } else {
+            calibrations.push(Calibration::run(work, space, policy, budget, meter)?);
+        }
+    }
+    calibrations.sort_by_key(|calibration| calibration.policy);
+    Ok((calibrations, untried))
+}
+
+/// Place of the fastest that fits.
+fn choose(candidates: &[Candidate], space: &Space, budget: u64) -> Result<usize> {
+    match pick(&allowed(candidates, &space.forbid), budget) {
+        Ok(picked) => {
+            let is_picked = |c: &Candidate| *c == picked.choice;
+            Ok(candidates.iter().position(is_picked).expect("it is one of them"))
+        }
+        Err(allowed_nothing) => {
+            let with = |&knob: &Knob| {
+                let forbid: Vec<Knob> =
+                    space.forbid.iter().copied().filter(|k| *k != knob).collect();
+                let candidates = allowed(candidates, &forbid);
+                let found = pick(&candidates, budget).ok()?;
+                Some((knob, found.terms.total_bytes(), found.secs_per_sample))
+            };
+            let helpful = space.forbid.iter().filter_map(with);
+            let best = helpful.min_by(|a, b| a.2.total_cmp(&b.2));
+            let forbidden = best.map(|(knob, bytes, _)| (knob, bytes));
+            Err(Error::NothingFits(NothingFits { allowed: allowed_nothing, forbidden }))
+        }
+    }
+}
+
+/// Those that turn no forbidden knob, with what knobs must win added to their time, in steps of
+/// [`ABOUT`].
+fn allowed(candidates: &[Candidate], forbid: &[Knob]) -> Vec<Priced<Candidate>> {
+    let is_allowed = |c: &&Candidate| c.knobs.iter().all(|knob| !forbid.contains(knob));
+    let steps = |secs: f64| ABOUT.powf((secs.ln() / ABOUT.ln()).round());
+    let priced = |c: &Candidate| Priced {
+        terms: c.terms,
+        secs_per_sample: steps(
+            c.secs_per_sample * c.knobs.iter().map(|k| k.must_win()).product::<f64>(),
+        ),
+        choice: c.clone(),
+    };
+    candidates.iter().filter(is_allowed).map(priced).collect()
+}

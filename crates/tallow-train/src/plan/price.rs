@@ -1,0 +1,92 @@
+//! Puts a price on a choice.
+
+use super::{Candidate, Knob, Recomputation, Space, Workload, calibrate::Calibration};
+use crate::Result;
+use tallow_memory::Terms;
+use tallow_optim::Place;
+use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate};
+
+/// Bytes a second that a state file is taken to move.
+const FILE_BYTES_PER_SEC: f64 = 1e9;
+
+/// For names, lists and whatever else is of a few bytes, beside `bytes` that are foreseen.
+pub(super) const fn allowance_bytes(bytes: u64) -> u64 {
+    (64 << 10) + bytes / 200
+}
+
+/// All that a price depends on but the choice.
+pub(super) struct Price<'a, W> {
+    pub(super) work: &'a W,
+    pub(super) space: &'a Space,
+    pub(super) calibration: &'a Calibration,
+    /// Held before any model is built.
+    pub(super) before_bytes: u64,
+    pub(super) budget: u64,
+}
+
+impl<W: Workload> Price<'_, W> {
+    /// The choice of `optimizer` and `micro_batch` with the fastest recomputation that fits, or the
+    /// smallest if none does; `None` if nothing is known of such micro-batches.
+    pub(super) fn candidate(
+        &self,
+        optimizer: usize,
+        micro_batch: usize,
+    ) -> Result<Option<Candidate>> {
+        let (space, found, policy) = (self.space, self.calibration, self.calibration.policy);
+        let Some((costs, measured)) = found.costs_at(micro_batch) else { return Ok(None) };
+        let (state_bytes, resident_bytes) = found.state_bytes[optimizer];
+        let held = Terms {
+            weights_bytes: found.built_bytes,
+            accumulators_bytes: found.accum_bytes,
+            optimizer_state_bytes: resident_bytes,
+            data_bytes: self.work.batch_bytes(&space.policies[policy], space.batch),
+            other_bytes: self.before_bytes + found.beside_bytes,
+            ..Terms::ZERO
+        };
+        let left = self.budget.saturating_sub(held.total_bytes());
+        let left = left.saturating_sub(allowance_bytes(self.budget.min(1 << 50)));
+        let recompute = match &space.recomputation {
+            Recomputation::Rule(rule) => rule.plan(&costs)?,
+            Recomputation::Planned if space.forbid.contains(&Knob::Recompute) => {
+                Plan::keep_all(costs.len())
+            }
+            Recomputation::Planned => planned(&costs, left)?,
+        };
+        let simulated = simulate(&costs, &recompute)?;
+        let mut terms = Terms {
+            saved_activations_bytes: simulated.saved_bytes,
+            transient_bytes: simulated.peak_bytes.saturating_sub(simulated.saved_bytes),
+            ..held
+        };
+        terms.other_bytes += allowance_bytes(terms.total_bytes());
+        // Building and calibrating are part of the process too.
+        let floor = self.before_bytes + found.peak_bytes;
+        terms.transient_bytes += floor.saturating_sub(terms.total_bytes());
+        let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
+        let is_file = space.optimizers[optimizer].place != Place::Ram;
+        let moved_bytes = if is_file { 2.0 * state_bytes as f64 } else { 0.0 };
+        let secs = n_micro_batches * simulated.secs + moved_bytes / FILE_BYTES_PER_SEC;
+        Ok(Some(Candidate {
+            policy,
+            optimizer,
+            micro_batch,
+            knobs: space.knobs(policy, optimizer, micro_batch, &recompute),
+            choice: space.choice(policy, optimizer, micro_batch, &recompute),
+            recompute,
+            terms,
+            secs_per_sample: secs / space.batch as f64,
+            measured,
+        }))
+    }
+}
+
+/// The fastest plan within `left_bytes`, or else the smallest there is.
+fn planned(costs: &[SegmentCost], left_bytes: u64) -> Result<Plan> {
+    match plan_chain(costs, left_bytes) {
+        Ok(planned) => Ok(planned.plan),
+        Err(tallow_recompute::Error::NothingFits { smallest_bytes, .. }) => {
+            Ok(plan_chain(costs, smallest_bytes)?.plan)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,202 @@
+//! What is to be trained, and what a plan may choose from.
+
+use super::Candidate;
+use crate::{Error, Gradients, Result};
+use candle_core::{DType, Var};
+use tallow_accum::AccumDType;
+use tallow_data::Batch;
+use tallow_memory::{Terms, plan::Choice};
+use tallow_models::Segments;
+use tallow_optim::{Config, Place, StateFormat};
+use tallow_precision::{Masters, Policy};
+use tallow_recompute::{Plan, SegmentCost};
+
+/// A model with its parameters.
+pub struct Built<M> {
+    /// The model.
+    pub model: M,
+    /// What it took its parameters from.
+    pub masters: Masters,
+    /// Its running statistics.
+    pub buffers: Vec<(String, Var)>,
+}
+
+/// What is to be trained.
+pub trait Workload {
+    /// The network.
+    type Model: Segments;
+
+    /// Builds it under `policy`.
+    /// # Errors
+    /// If it cannot be built.
+    fn build(&self, policy: &Policy) -> Result<Built<Self::Model>>;
+
+    /// A batch of `n_samples` as the model takes it under `policy`.
+    /// # Errors
+    /// If there is none.
+    fn batch(&self, policy: &Policy, n_samples: usize) -> Result<Batch>;
+
+    /// Bytes of such a batch.
+    fn batch_bytes(&self, policy: &Policy, n_samples: usize) -> u64;
+}
+
+/// What saves memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Knob {
+    /// Segments run again in backward. Changes no bit.
+    Recompute,
+    /// Optimizer state in a file. Changes no bit.
+    Offload,
+    /// Micro-batches. Changes rounding, and what batch norms see.
+    Accumulate,
+    /// 8-bit or bf16 moments.
+    LowState,
+    /// Computing in bf16.
+    Bf16,
+}
+
+impl Knob {
+    /// All of them; the least harm to the numbers first.
+    pub const ALL: [Knob; 5] =
+        [Knob::Recompute, Knob::Offload, Knob::Accumulate, Knob::LowState, Knob::Bf16];
+
+    /// How many times faster a candidate must be to turn this knob where it need not.
+    pub const fn must_win(self) -> f64 {
+        match self {
+            Knob::Recompute | Knob::Offload => 1.0,
+            Knob::LowState => 1.05,
+            Knob::Accumulate | Knob::Bf16 => 1.15,
+        }
+    }
+
+    /// As configurations spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Knob::Recompute => "recompute",
+            Knob::Offload => "offload",
+            Knob::Accumulate => "accumulate",
+            Knob::LowState => "8bit",
+            Knob::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How a plan comes to its recomputation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Recomputation {
+    /// By the planner, for each candidate.
+    Planned,
+    /// By this rule.
+    Rule(tallow_recompute::Policy),
+}
+
+/// What a plan may choose from. Each list holds at least one entry, the preferred one first.
+#[derive(Clone, Debug)]
+pub struct Space {
+    /// Samples an update.
+    pub batch: usize,
+    /// Samples a micro-batch, at most `batch`.
+    pub micro_batches: Vec<usize>,
+    /// Precisions.
+    pub policies: Vec<Policy>,
+    /// Optimizers, alike but for the format and place of their state.
+    pub optimizers: Vec<tallow_optim::Config>,
+    /// How segments are recomputed.
+    pub recomputation: Recomputation,
+    /// What gradients are summed in.
+    pub accum: AccumDType,
+    /// How gradients reach the optimizer.
+    pub gradients: Gradients,
+    /// What must not be turned.
+    pub forbid: Vec<Knob>,
+    /// Weight of the uniform distribution in the loss.
+    pub label_smoothing: f64,
+}
+
+impl Space {
+    /// Whether the choice depends on what segments cost.
+    pub fn needs_costs(&self) -> bool {
+        matches!(
+            self.recomputation,
+            Recomputation::Planned | Recomputation::Rule(tallow_recompute::Policy::Bytes(_))
+        )
+    }
+
+    /// The preferred choice of everything, unpriced: for a run without a budget. `names` are the
+    /// segments', the head's last.
+    /// # Errors
+    /// If the recomputation depends on costs.
+    pub fn unplanned(&self, names: &[String]) -> Result<Candidate> {
+        let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();
+        let recompute = match &self.recomputation {
+            Recomputation::Rule(rule) if !self.needs_costs() => rule.plan(&costs)?,
+            _ => {
+                let (name, expected) = ("recompute", "a rule without costs");
+                return Err(Error::Setting { name, value: f64::NAN, expected });
+            }
+        };
+        let (policy, optimizer, micro_batch) = (0, 0, self.micro_batches[0]);
+        Ok(Candidate {
+            policy,
+            optimizer,
+            micro_batch,
+            choice: self.choice(policy, optimizer, micro_batch, &recompute),
+            recompute,
+            knobs: Vec::new(),
+            terms: Terms::ZERO,
+            secs_per_sample: f64::NAN,
+            measured: false,
+        })
+    }
+
+    /// A choice in words.
+    pub(super) fn choice(
+        &self,
+        policy: usize,
+        optimizer: usize,
+        micro_batch: usize,
+        recompute: &Plan,
+    ) -> Choice {
+        let Config { format, place, .. } = &self.optimizers[optimizer];
+        let recomputed = match recompute.n_redone() {
+            0 => "none".to_string(),
+            n => format!("{n} of {} segments", recompute.n_segments()),
+        };
+        Choice {
+            precision: self.policies[policy].compute.as_str().to_string(),
+            micro_batch,
+            recompute: recomputed,
+            optimizer_state: match format {
+                StateFormat::F32 => "f32".to_string(),
+                StateFormat::Bf16(_) => "bf16".to_string(),
+                StateFormat::Bits8 { .. } => "8bit".to_string(),
+            },
+            offload: if *place == Place::Ram { "none" } else { "state in a file" }.to_string(),
+        }
+    }
+
+    /// What a choice turns; what the user has fixed is no knob.
+    pub(super) fn knobs(
+        &self,
+        policy: usize,
+        optimizer: usize,
+        micro_batch: usize,
+        recompute: &Plan,
+    ) -> Vec<Knob> {
+        let Config { format, place, .. } = &self.optimizers[optimizer];
+        let [places, formats] = [
+            self.optimizers.iter().any(|o| (o.place == Place::Ram) != (*place == Place::Ram)),
+            self.optimizers.iter().any(|o| o.format != *format),
+        ];
+        let is_planned = self.recomputation == Recomputation::Planned;
+        let is_narrow = self.policies[policy].compute != DType::F32;
+        let turned = [
+            (Knob::Recompute, recompute.n_redone() > 0 && is_planned),
+            (Knob::Offload, *place != Place::Ram && places),
+            (Knob::Accumulate, micro_batch < self.batch && self.micro_batches.len() > 1),
+            (Knob::LowState, *format != StateFormat::F32 && formats),
+            (Knob::Bf16, is_narrow && self.policies.len() > 1),
+        ];
+        turned.into_iter().filter(|(_, turned)| *turned).map(|(knob, _)| knob).collect()
+    }
+}

@@ -1,0 +1,159 @@
+//! Plans against the counting allocator: what is foreseen before the first update is what it holds.
+
+use candle_core::{DType, Device};
+use std::alloc::System;
+use tallow_data::{Batch, Dataset, Kind, Order, Synthetic, Tail};
+use tallow_memory::{CountingAllocator, peak_during};
+use tallow_models::{Gpt2Config, ResNetConfig, Segments};
+use tallow_tensor::Params;
+use tallow_train::{
+    BatchSplit, Error, Gradients, Recipe, Result, Trainer, accum, optim,
+    plan::{Built, Candidate, Knob, Recomputation, Space, Workload, plan},
+    precision::{LossScale, Masters, Policy},
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator<System> = CountingAllocator::new(System);
+
+/// Tests of one process share the allocator.
+static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+enum Net {
+    ResNet,
+    Gpt2,
+}
+
+impl Net {
+    fn data(&self, dtype: DType) -> Synthetic {
+        let kind = match self {
+            Net::ResNet => Kind::Images { dims: [1, 28, 28], n_classes: 10, dtype },
+            Net::Gpt2 => Kind::Tokens { n_tokens: 64, vocab: 500 },
+        };
+        Synthetic { kind, n_samples: 64, seed: 1, device: Device::Cpu }
+    }
+}
+
+impl Workload for Net {
+    type Model = Box<dyn Segments>;
+
+    fn build(&self, policy: &Policy) -> Result<Built<Self::Model>> {
+        let params = Params::new(0);
+        let masters = Masters::new(policy.clone(), params.clone())?;
+        let vb = masters.builder(&Device::Cpu);
+        let model: Self::Model = match self {
+            Net::ResNet => Box::new(ResNetConfig::digits().build(vb)?),
+            Net::Gpt2 => {
+                let small = Gpt2Config::small();
+                let sizes = Gpt2Config { vocab: 500, context: 64, model_dim: 64, ..small };
+                Box::new(Gpt2Config { n_layers: 3, n_heads: 2, ..sizes }.build(vb)?)
+            }
+        };
+        Ok(Built { model, masters, buffers: params.buffers() })
+    }
+
+    fn batch(&self, policy: &Policy, n_samples: usize) -> Result<Batch> {
+        let data = self.data(policy.compute);
+        let mut epoch = data.epoch(n_samples, Order::Sequential, Tail::Keep)?;
+        Ok(epoch.next().expect("a batch")?)
+    }
+
+    fn batch_bytes(&self, policy: &Policy, n_samples: usize) -> u64 {
+        self.data(policy.compute).batch_bytes(n_samples)
+    }
+}
+
+fn optimizer(format: optim::StateFormat) -> optim::Config {
+    optim::Config { format, ..optim::Config::new(optim::Algorithm::ADAMW, 1e-3) }
+}
+
+fn space() -> Space {
+    Space {
+        batch: 16,
+        micro_batches: vec![16, 8, 4, 2, 1],
+        policies: vec![Policy::f32(), Policy::bf16()],
+        optimizers: vec![optimizer(optim::StateFormat::F32), optimizer(optim::StateFormat::BITS8)],
+        recomputation: Recomputation::Planned,
+        accum: accum::AccumDType::F32,
+        gradients: Gradients::Summed,
+        forbid: Vec::new(),
+        label_smoothing: 0.0,
+    }
+}
+
+/// Three updates as `chosen` says.
+fn train(net: &Net, space: &Space, chosen: &Candidate) {
+    let policy = &space.policies[chosen.policy];
+    let Built { model, masters, buffers } = net.build(policy).expect("builds");
+    let optimizer = space.optimizers[chosen.optimizer].clone();
+    let split = BatchSplit::derive(Some(space.batch), Some(chosen.micro_batch), None, 1);
+    let recipe = Recipe {
+        split: split.expect("they fit"),
+        schedule: optim::Schedule {
+            peak: optimizer.learning_rate,
+            warmup_updates: 0,
+            shape: optim::Shape::Constant,
+        },
+        optimizer,
+        loss_scale: LossScale::off(),
+        accum: accum::AccumConfig { dtype: space.accum, warn_above: 8 },
+        clip: accum::Clip::Off,
+        skip_above_norm: f64::INFINITY,
+        gradients: space.gradients,
+        recompute: chosen.recompute.clone(),
+        label_smoothing: 0.0,
+    };
+    let mut trainer = Trainer::new(model, masters, buffers, recipe).expect("valid");
+    for _ in 0..3 {
+        let batch = net.batch(policy, space.batch).expect("a batch");
+        let _update = trainer.update(&batch).expect("updates");
+    }
+}
+
+#[test]
+fn the_peak_is_foreseen_within_5_percent_and_the_budget_is_kept() {
+    let _alone = ONE_AT_A_TIME.lock();
+    for net in [Net::ResNet, Net::Gpt2] {
+        let space = space();
+        let before = ALLOCATOR.current_bytes();
+        let ample = plan(&net, &space, None, &ALLOCATOR).expect("no limit");
+        let most = ample.candidates.iter().map(Candidate::peak_bytes).max();
+        let ample_bytes = most.expect("candidates") - before;
+        drop(ample);
+        for percent in [100, 70, 50, 35, 25, 18] {
+            let budget = ample_bytes * percent / 100;
+            let before = ALLOCATOR.current_bytes();
+            let ((foreseen, what), held) = peak_during(&ALLOCATOR, || {
+                let found = plan(&net, &space, Some(before + budget), &ALLOCATOR).expect("it fits");
+                let chosen = &found.candidates[found.chosen];
+                train(&net, &space, chosen);
+                let Candidate { choice, recompute, terms, .. } = chosen;
+                (chosen.peak_bytes() - before, format!("{choice:?} {recompute} {terms}"))
+            });
+            let error = foreseen as f64 / held as f64 - 1.0;
+            let percent = 100.0 * error;
+            let what =
+                format!("{budget}: {foreseen} foreseen, {held} held, {percent:+.2} %: {what}");
+            println!("{what}");
+            assert!(held <= budget, "{what}");
+            assert!(error.abs() < 0.05, "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_says_what_would() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let forbid = vec![Knob::Accumulate, Knob::Recompute, Knob::Bf16, Knob::LowState];
+    let space = Space { forbid, ..space() };
+    let before = ALLOCATOR.current_bytes();
+    let error = plan(&Net::Gpt2, &space, Some(before + (12 << 20)), &ALLOCATOR).expect_err("small");
+    let Error::NothingFits(nothing) = &error else { panic!("{error}") };
+    let (knob, bytes) = nothing.forbidden.expect("accumulation alone would do");
+    assert_eq!(knob, Knob::Accumulate);
+    assert!(bytes - before <= 12 << 20, "{bytes}");
+    let text = error.to_string();
+    assert!(
+        text.contains("the smallest needs") && text.contains("`accumulate` is forbidden"),
+        "{text}"
+    );
+}
