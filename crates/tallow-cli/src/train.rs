@@ -6,11 +6,15 @@ use crate::{
     view::{View, say},
     workload::Work,
 };
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
-use tallow_memory::{Ledger, Meter, Watermark, peak_during};
+use tallow_memory::{
+    Ledger, Meter, Watermark,
+    batch::{Controller, ControllerConfig},
+    peak_during,
+};
 use tallow_train::{
-    BatchSplit, Epochs, Gradients, Outcome, Recipe, Trainer, Watch,
+    BatchSplit, Epochs, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
     accum::{ADVISED_MICRO_BATCHES, AccumConfig, AccumDType},
     fit,
     optim::Schedule,
@@ -79,6 +83,9 @@ fn train<'a>(
     let recipe = recipe(config, &chosen, n_updates)?;
     let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
     trainer.watch(Watch { guard: Watermark::off(Ledger::new()), meter });
+    if let Some(sizing) = sizing(config, &chosen, meter)? {
+        trainer.size_by(sizing)?;
+    }
     introduce(config, &opened, &chosen, n_params);
     let mut view = View::new(n_updates, config.epochs, meter);
     let outcome = fit(&mut trainer, &epochs, |event| view.show(event))?;
@@ -105,6 +112,29 @@ pub(crate) fn choose(work: &Work, meter: &dyn Meter) -> Result<Candidate> {
         );
     }
     Ok(found.candidates.swap_remove(found.chosen))
+}
+
+/// Under a budget micro-batches may become smaller than planned, never larger. `auto` without a
+/// budget follows what the system has left.
+fn sizing(config: &Config, chosen: &Candidate, meter: &dyn Meter) -> Result<Option<Sizing>> {
+    let start = chosen.micro_batch;
+    let (high, limit_bytes) = match config.budget {
+        _ if config.gradients == Gradients::Released => return Ok(None),
+        Some(budget) => (1.0, budget),
+        None if !config.auto_micro_batch => return Ok(None),
+        None => {
+            let limits = tallow_memory::limits::limits(Path::new("/"));
+            for notice in &limits.notices {
+                say!("memory limits: {notice}");
+            }
+            let headroom = limits.headroom_bytes();
+            let headroom = headroom.context("train.micro_batch: the system names no limit")?;
+            say!("micro-batches follow {} of free memory", crate::view::mib(headroom));
+            (0.9, meter.current_bytes() + headroom)
+        }
+    };
+    let marks = ControllerConfig { high, min_items: 1, ..ControllerConfig::fixed(start) };
+    Ok(Some(Sizing::of(Controller::new(marks)?, limit_bytes)))
 }
 
 fn introduce(config: &Config, opened: &Opened, chosen: &Candidate, n_params: u64) {

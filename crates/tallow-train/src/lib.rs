@@ -48,6 +48,7 @@ mod error;
 mod fit;
 pub mod plan;
 mod recipe;
+mod sizing;
 mod split;
 mod trainer;
 
@@ -55,6 +56,7 @@ pub use backward::Watch;
 pub use error::{Error, Result};
 pub use fit::{Epochs, Event, Outcome, fit};
 pub use recipe::{Applied, Evaluation, Gradients, Recipe, Skip, Update};
+pub use sizing::Sizing;
 pub use split::{BatchSplit, SplitError};
 pub use tallow_accum as accum;
 pub use tallow_optim as optim;

@@ -158,6 +158,13 @@ impl BatchSplit {
         (self.batch / self.ranks).div_ceil(self.micro_batch)
     }
 
+    /// The same batch in micro-batches of `micro_batch` samples, at least 1 and at most as many as a
+    /// rank has.
+    pub fn with_micro_batch(self, micro_batch: usize) -> Self {
+        let rank_batch = (self.batch / self.ranks).max(1);
+        Self { micro_batch: micro_batch.clamp(1, rank_batch), ..self }
+    }
+
     /// The pieces of `n_samples` at hand (fewer than a batch at the end of an epoch): every sample
     /// once, in order.
     pub fn pieces(&self, n_samples: usize) -> impl Iterator<Item = Range<usize>> + use<> {

@@ -1,14 +1,14 @@
 //! Updates and evaluations.
 
 use crate::{
-    Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Skip, Update,
+    Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Sizing, Skip, Update,
     backward::{MicroLoss, Watch, Work},
 };
 use candle_core::{Tensor, Var, backprop::GradStore};
 use std::collections::HashSet;
 use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum};
 use tallow_data::Batch;
-use tallow_memory::{Ledger, NoMeter, Watermark};
+use tallow_memory::{Ledger, NoMeter, Watermark, peak_during};
 use tallow_models::{Score, Segments};
 use tallow_optim::{GradientNorm, Optimizer, Stepped};
 use tallow_precision::{LossScale, Masters, Rule, Verdict};
@@ -18,6 +18,7 @@ use tallow_tensor::{missing_gradients, ops::CrossEntropy, pass};
 pub struct Trainer<M> {
     model: M,
     watch: Watch,
+    sizing: Sizing,
     masters: Masters,
     /// Master parameters, sorted by name.
     params: Vec<(String, Var)>,
@@ -49,10 +50,12 @@ impl<M: Segments> Trainer<M> {
         let accum = GradientAccumulator::new(&params, recipe.accum)?;
         let scale = recipe.loss_scale.clone();
         let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
+        let sizing = Sizing::fixed(recipe.split.micro_batch());
         let (n_windows, n_updates) = (0, 0);
         Ok(Self {
             model,
             watch,
+            sizing,
             masters,
             params,
             buffers,
@@ -70,14 +73,27 @@ impl<M: Segments> Trainer<M> {
         self.watch = watch;
     }
 
+    /// Lets the size of micro-batches change; the recipe's is then only a start.
+    /// # Errors
+    /// If gradients are released: that needs one micro-batch an update.
+    pub fn size_by(&mut self, sizing: Sizing) -> Result<()> {
+        if self.recipe.gradients == Gradients::Released {
+            let (name, value) = ("sizing", sizing.micro_batch() as f64);
+            let expected = "absent where gradients are released: one micro-batch is an update";
+            return Err(Error::Setting { name, value, expected });
+        }
+        self.sizing = sizing;
+        Ok(())
+    }
+
     /// The model.
     pub fn model(&self) -> &M {
         &self.model
     }
 
-    /// How a batch is cut.
+    /// How a batch is cut now.
     pub fn split(&self) -> BatchSplit {
-        self.recipe.split
+        self.recipe.split.with_micro_batch(self.sizing.micro_batch())
     }
 
     /// Batches seen so far, skipped ones included.
@@ -113,11 +129,30 @@ impl<M: Segments> Trainer<M> {
     /// # Errors
     /// If the model or an engine fails, a gradient is not finite under a scale that is not dynamic,
     /// the dynamic one is stuck, or, before the first update, a parameter got no gradient. Weights,
-    /// optimizer, scale and statistics are then as before, and the next batch starts afresh.
+    /// optimizer, scale and statistics are then as before, and the next batch starts afresh. An update
+    /// that passes the [`Watch`] is tried again in smaller micro-batches if the [`Sizing`] has any.
     /// (Except where [`Gradients::Released`] says otherwise.)
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
-        pass::begin_step(self.n_windows);
         self.n_windows += 1;
+        loop {
+            let meter = self.watch.meter;
+            let start_bytes = meter.current_bytes();
+            let (update, peak_bytes) = peak_during(meter, || self.attempt(batch));
+            match update {
+                // Again from the start, as if the smaller size had been used all along.
+                Err(Error::Memory(error)) => self.sizing.shrink(error)?,
+                Err(error) => return Err(error),
+                Ok(update) => {
+                    self.sizing.observe(start_bytes + peak_bytes)?;
+                    return Ok(update);
+                }
+            }
+        }
+    }
+
+    /// An update that leaves nothing behind if it fails.
+    fn attempt(&mut self, batch: &Batch) -> Result<Update> {
+        pass::begin_step(self.n_windows - 1);
         let (statistics, scale) = (statistics(&self.buffers)?, self.scale.clone());
         let update = match self.recipe.gradients {
             Gradients::Summed => self.summed(batch),
@@ -136,7 +171,7 @@ impl<M: Segments> Trainer<M> {
     /// Sums over micro-batches, then the step.
     fn summed(&mut self, batch: &Batch) -> Result<Update> {
         let (mut loss_sum, mut n_micro_batches) = (LossSum::default(), 0);
-        for piece in self.recipe.split.pieces(batch.targets.dim(0)?) {
+        for piece in self.split().pieces(batch.targets.dim(0)?) {
             let inputs = batch.inputs.narrow(0, piece.start, piece.len())?;
             let targets = batch.targets.narrow(0, piece.start, piece.len())?;
             let scale = self.scale.seed();

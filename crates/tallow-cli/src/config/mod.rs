@@ -41,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) batch: usize,
     /// Samples a micro-batch that may be chosen, the largest first.
     pub(crate) micro_batches: Vec<usize>,
+    /// Whether micro-batches follow the memory that the system has left.
+    pub(crate) auto_micro_batch: bool,
     /// Passes over the data.
     pub(crate) epochs: u64,
     /// Batches after which to stop.
@@ -101,7 +103,7 @@ impl Decay {
 #[serde(deny_unknown_fields, default)]
 struct Train {
     batch: Option<usize>,
-    micro_batch: Option<usize>,
+    micro_batch: Option<MicroBatch>,
     accumulate: Option<usize>,
     epochs: Option<u64>,
     max_updates: Option<u64>,
@@ -112,6 +114,29 @@ struct Train {
     clip_norm: Option<f64>,
     skip_above_norm: Option<f64>,
     label_smoothing: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(untagged, expecting = "micro_batch is \"auto\" or a number")]
+enum MicroBatch {
+    Samples(usize),
+    Word(MicroBatchWord),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum MicroBatchWord {
+    Auto,
+}
+
+impl Train {
+    /// Samples of a micro-batch, if they are given as a number.
+    fn micro_batch(&self) -> Option<usize> {
+        match self.micro_batch {
+            Some(MicroBatch::Samples(n)) => Some(n),
+            Some(MicroBatch::Word(MicroBatchWord::Auto)) | None => None,
+        }
+    }
 }
 
 /// All sections.
@@ -176,6 +201,11 @@ fn checked(sections: Sections) -> Result<Config> {
     let seed = train.seed.unwrap_or(0);
     let (model, source) = model::checked(model, data, seed)?;
     let (batch, micro_batches) = micro_batches(&train, budget.is_some(), &optimizer)?;
+    let auto_micro_batch = train.micro_batch == Some(MicroBatch::Word(MicroBatchWord::Auto));
+    ensure!(
+        !auto_micro_batch || optimizer.release_gradients != Some(true),
+        "train.micro_batch is auto, but optimizer.release_gradients needs one micro-batch"
+    );
     let learning_rate = positive("learning_rate", train.learning_rate)?.unwrap_or(4e-3);
     let release = optimizer.release_gradients == Some(true);
     let precisions = precisions(&precision, budget.is_some())?;
@@ -189,6 +219,7 @@ fn checked(sections: Sections) -> Result<Config> {
         source,
         batch,
         micro_batches,
+        auto_micro_batch,
         epochs: train.epochs.unwrap_or(5),
         max_updates: train.max_updates,
         seed,
@@ -221,12 +252,18 @@ fn micro_batches(
     has_budget: bool,
     optimizer: &OptimizerSection,
 ) -> Result<(usize, Vec<usize>)> {
+    let micro_batch = train.micro_batch();
     // A batch that micro_batch and accumulate do not already determine.
-    let derived = train.micro_batch.is_some() && train.accumulate.is_some();
+    let derived = micro_batch.is_some() && train.accumulate.is_some();
     let batch = train.batch.or((!derived).then_some(32));
-    let split = BatchSplit::derive(batch, train.micro_batch, train.accumulate, 1)
-        .context("section `train`")?;
-    let fixed = train.micro_batch.is_some() || train.accumulate.is_some();
+    let split =
+        BatchSplit::derive(batch, micro_batch, train.accumulate, 1).context("section `train`")?;
+    let fixed = micro_batch.is_some() || train.accumulate.is_some();
+    let auto = train.micro_batch.is_some() && micro_batch.is_none();
+    ensure!(
+        !auto || train.accumulate.is_none(),
+        "train.micro_batch is auto, but train.accumulate fixes it"
+    );
     let release = optimizer.release_gradients == Some(true);
     ensure!(
         !release || split.accumulate() == 1,
