@@ -12,6 +12,7 @@ use tallow_memory::{
     Ledger, Meter, Watermark,
     batch::{Controller, ControllerConfig},
     peak_during,
+    plan::{PostMortem, Priced},
 };
 use tallow_train::{
     BatchSplit, Epochs, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
@@ -67,7 +68,8 @@ fn train<'a>(
         config.warmup_updates
     );
     report::prepare(out)?;
-    let chosen = choose(&work, meter)?;
+    let weighed = choose(&work, meter)?;
+    let chosen = &weighed[0];
     let precision = &config.precisions[chosen.policy];
     let (train, held_out) = (
         opened.train.dataset(precision.policy.compute),
@@ -80,29 +82,33 @@ fn train<'a>(
     }
     let params = masters.params();
     let n_params = params.iter().map(|(_, var)| var.elem_count() as u64).sum();
-    let recipe = recipe(config, &chosen, n_updates)?;
+    let recipe = recipe(config, chosen, n_updates)?;
     let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
-    trainer.watch(Watch { guard: Watermark::off(Ledger::new()), meter });
-    if let Some(sizing) = sizing(config, &chosen, meter)? {
+    let ledger = Ledger::new();
+    trainer.account(&ledger);
+    trainer.watch(Watch { guard: Watermark::off(ledger), meter });
+    if let Some(sizing) = sizing(config, chosen, meter)? {
         trainer.size_by(sizing)?;
     }
-    introduce(config, &opened, &chosen, n_params);
+    introduce(config, &opened, chosen, n_params);
     let mut view = View::new(n_updates, config.epochs, meter);
-    let outcome = fit(&mut trainer, &epochs, |event| view.show(event))?;
+    let outcome = fit(&mut trainer, &epochs, |event| view.show(event));
+    let outcome = outcome.inspect_err(|error| post_mortem(error, config, &weighed, meter))?;
     let report = Report {
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
         optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
-        ..summary(config, &opened, &chosen, &outcome, n_params)
+        ..summary(config, &opened, chosen, &outcome, n_params)
     };
     Ok((Trained { outcome, report }, view))
 }
 
-/// The planner's choice under a budget, the configuration's own without one.
-pub(crate) fn choose(work: &Work, meter: &dyn Meter) -> Result<Candidate> {
+/// The planner's choice under a budget, the configuration's own without one; then whatever else was
+/// weighed.
+fn choose(work: &Work, meter: &dyn Meter) -> Result<Vec<Candidate>> {
     let config = work.config;
     let space = work.space();
     if config.budget.is_none() && !space.needs_costs() {
-        return Ok(space.unplanned(&work.segment_names()?)?);
+        return Ok(vec![space.unplanned(&work.segment_names()?)?]);
     }
     let mut found = plan(work, &space, config.budget, meter)?;
     for &policy in &found.untried {
@@ -111,7 +117,26 @@ pub(crate) fn choose(work: &Work, meter: &dyn Meter) -> Result<Candidate> {
             config.precisions[policy].name
         );
     }
-    Ok(found.candidates.swap_remove(found.chosen))
+    found.candidates.swap(0, found.chosen);
+    Ok(found.candidates)
+}
+
+/// Where memory ran out: what it was for, and what would have fitted.
+fn post_mortem(
+    error: &tallow_train::Error,
+    config: &Config,
+    weighed: &[Candidate],
+    meter: &dyn Meter,
+) {
+    let (tallow_train::Error::Memory(_), Some(budget)) = (error, config.budget) else { return };
+    let priced = |candidate: &Candidate| Priced {
+        terms: candidate.terms,
+        secs_per_sample: candidate.secs_per_sample,
+        choice: candidate.clone(),
+    };
+    let priced: Vec<_> = weighed.iter().map(priced).collect();
+    let at_peak = weighed[0].terms.reconciled(meter.peak_bytes());
+    say!("{}", PostMortem::new(at_peak, budget, &priced));
 }
 
 /// Under a budget micro-batches may become smaller than planned, never larger. `auto` without a

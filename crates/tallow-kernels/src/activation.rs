@@ -57,7 +57,7 @@ pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
 pub fn gelu_erf_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
     let scale = T::Acc::of(GELU_C * 0.5); // 1 / sqrt(2 pi)
     map2(dx, x, dout, |x, dout| {
-        let phi = scale * (T::Acc::of(-0.5) * x * x).exp();
+        let phi = scale * (T::Acc::of(-0.5) * x * x).quick_exp();
         dout * (normal_cdf(x) + x * phi)
     });
 }
@@ -88,7 +88,7 @@ pub fn silu_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
 
 #[inline(always)]
 fn sigmoid<R: Real>(x: R) -> R {
-    R::of(1.0) / (R::of(1.0) + (-x).exp())
+    R::of(1.0) / (R::of(1.0) + (-x).quick_exp())
 }
 
 /// `max(x, 0)`; NaN stays NaN.

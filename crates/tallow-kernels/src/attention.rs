@@ -16,15 +16,15 @@ use crate::{
     Element, Real,
     cast::{is_own_acc, narrow_into, widened},
     gemm::{Mat, Store, gemm_serial},
+    isa::vectorized,
     par::{self, Disjoint},
     reduce::{dot, lanes, max},
 };
-use num_traits::Float;
 
 /// Queries of one tile.
 const Q_BLOCK: usize = 64;
 /// Keys of one tile.
-const K_BLOCK: usize = 64;
+const K_BLOCK: usize = 256;
 
 /// Sizes of one attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,14 +147,24 @@ pub fn attention<T: Element>(
     });
 }
 
-/// Bytes each thread inside [`attention`] borrows: the tile of scores, the unscaled output, and
-/// the tiles of `q`, `k`, `v` widened where `T` is narrower than its accumulator.
+/// Bytes each thread inside [`attention`] borrows: the tile of scores, the unscaled output, the
+/// packed operands of a product, and the tiles of `q`, `k`, `v` widened where `T` is narrower than its
+/// accumulator.
 pub fn attention_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
     let n_q = Q_BLOCK.min(shape.q_tokens) as u64;
     let n_k = K_BLOCK.min(shape.kv_tokens) as u64;
     let d = shape.head_dim as u64;
     let widened = if is_own_acc::<T>() { 0 } else { (n_q + 2 * n_k) * d };
-    (n_q * n_k + n_q * d + widened) * size_of::<T::Acc>() as u64 + n_q * 16
+    let products = products_elems(&[(n_q, n_k, d), (n_q, d, n_k)]);
+    (n_q * n_k + n_q * d + widened + products) * size_of::<T::Acc>() as u64 + n_q * 16
+}
+
+/// Elements that products of these (m, n, k) pack, one after the other.
+fn products_elems(sizes: &[(u64, u64, u64)]) -> u64 {
+    let packed = |&(m, n, k): &(u64, u64, u64)| {
+        crate::product::scratch_elems(m as usize, n as usize, k as usize, false) as u64
+    };
+    sizes.iter().map(packed).max().unwrap_or(0)
 }
 
 /// The outputs of the queries from `first` of one head, by online softmax over the key blocks.
@@ -215,8 +225,8 @@ fn absorb_row<R: Real>(s: &mut [R], m: &mut R, l: &mut f64, o: &mut [R]) {
     let m_new = m.max(max(s));
     // While all scores are -inf they are exponentiated as they are, and give 0.
     let shift = if m_new == R::of(f64::NEG_INFINITY) { R::of(0.0) } else { m_new };
-    let alpha = (*m - shift).exp();
-    s.iter_mut().for_each(|s| *s = (*s - shift).exp());
+    let alpha = (*m - shift).quick_exp();
+    vectorized(|| s.iter_mut().for_each(|s| *s = (*s - shift).quick_exp()));
     *l = *l * alpha.f64() + lanes(s, |p| p.f64());
     *m = m_new;
     o.iter_mut().for_each(|o| *o *= alpha);
@@ -282,14 +292,15 @@ pub fn attention_backward<T: Element>(
 }
 
 /// Bytes each thread inside [`attention_backward`] borrows: the gradients of one head in the
-/// accumulator type (all three counted), two tiles of scores, and the tiles of `q`, `k`, `v`,
+/// accumulator type (all three counted), two tiles of scores, packed operands, and the tiles of `q`, `k`, `v`,
 /// `dout` widened where `T` is narrower than its accumulator.
 pub fn attention_backward_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
     let (t_q, t_k) = (shape.q_tokens as u64, shape.kv_tokens as u64);
     let (n_q, n_k) = (t_q.min(Q_BLOCK as u64), t_k.min(K_BLOCK as u64));
     let d = shape.head_dim as u64;
     let widened = if is_own_acc::<T>() { 0 } else { 2 * (n_q + n_k) * d };
-    let elems = (t_q + 2 * t_k) * d + 2 * n_q * n_k + widened + n_q;
+    let products = products_elems(&[(n_q, n_k, d), (n_k, d, n_q), (n_q, d, n_k)]);
+    let elems = (t_q + 2 * t_k) * d + 2 * n_q * n_k + widened + n_q + products;
     elems * size_of::<T::Acc>() as u64
 }
 
@@ -341,10 +352,12 @@ fn head_backward<T: Element>(
                 p_hidden.fill(zero);
                 ds_hidden.fill(zero);
                 let (lse, row_dot) = (lse[first + i], row_dots[i]);
-                for (p, ds) in p.iter_mut().zip(ds) {
-                    *p = (*p * scale - lse).exp();
-                    *ds = *p * (*ds - row_dot) * scale;
-                }
+                vectorized(|| {
+                    for (p, ds) in p.iter_mut().zip(ds) {
+                        *p = (*p * scale - lse).quick_exp();
+                        *ds = *p * (*ds - row_dot) * scale;
+                    }
+                });
             }
             let p = Mat::new(&p[..n_q * n_k], n_q, n_k);
             let ds = Mat::new(&ds[..n_q * n_k], n_q, n_k);

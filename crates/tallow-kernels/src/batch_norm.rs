@@ -5,7 +5,7 @@
 
 // N batch · C channels · M pixels of a plane
 
-use crate::{Element, Error, Real, par, reduce};
+use crate::{Element, Error, Real, isa::vectorized, par, reduce};
 
 /// `[N, C, M]`: batch, channels, pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,11 +132,18 @@ impl<R: Real> ChannelMap<R> {
             bias: R::of(affine.bias(c)),
         }
     }
+    #[inline(always)]
     fn centred(&self, x: R) -> R {
         (x - self.hi) - self.lo
     }
+    #[inline(always)]
     fn y(&self, x: R) -> R {
         self.centred(x) * self.scale + self.bias
+    }
+    /// `d` where the relu of `y(x)` lets it through.
+    #[inline(always)]
+    fn masked<T: Element<Acc = R>>(&self, x: T, d: T) -> f64 {
+        if self.y(x.widen()) <= R::of(0.0) { 0.0 } else { d.widen().f64() }
     }
 }
 
@@ -165,9 +172,14 @@ pub fn batch_norm<T: Element>(
     par::rows(out, shape.pixels, |plane, out| {
         let map = ChannelMap::new(stats, &affine, eps, plane % shape.channels);
         let x = &x[plane * shape.pixels..][..shape.pixels];
-        for (out, x) in out.iter_mut().zip(x) {
-            let y = map.y(x.widen());
-            *out = T::narrow(if then == Then::Relu { relu(y) } else { y });
+        let inputs = out.iter_mut().zip(x);
+        match then {
+            Then::Identity => {
+                vectorized(|| inputs.for_each(|(o, x)| *o = T::narrow(map.y(x.widen()))));
+            }
+            Then::Relu => {
+                vectorized(|| inputs.for_each(|(o, x)| *o = T::narrow(relu(map.y(x.widen())))));
+            }
         }
     });
 }
@@ -202,17 +214,15 @@ pub fn batch_norm_backward<T: Element>(
     assert_eq!(dout.len(), shape.elems(), "batch norm: output gradient of {shape:?}");
     assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
     affine.assert_channels(shape.channels);
-    let zero = T::Acc::of(0.0);
-    let masked = move |map: &ChannelMap<T::Acc>, x: T::Acc, d: T::Acc| {
-        if then == Then::Relu && map.y(x) <= zero { zero } else { d }
-    };
     let sums = par::tasks(shape.channels, |c| {
-        let (map, mean) = (ChannelMap::new(stats, &affine, eps, c), stats.mean[c]);
+        let map = ChannelMap::new(stats, &affine, eps, c);
+        let x_centred = |x: T| x.widen().f64() - stats.mean[c];
         (0..shape.batch).fold((0.0, 0.0), |(sum, dot), n| {
             let (x, d) = (shape.plane(x, n, c), shape.plane(dout, n, c));
-            let g = |x: T, d: T| masked(&map, x.widen(), d.widen());
-            let s = reduce::lanes2(x, d, |x, d| g(x, d).f64());
-            let t = reduce::lanes2(x, d, |x, d| g(x, d).f64() * (x.widen().f64() - mean));
+            let (s, t) = match then {
+                Then::Identity => reduce::weighted_lanes2(x, d, |_, d| d.widen().f64(), x_centred),
+                Then::Relu => reduce::weighted_lanes2(x, d, |x, d| map.masked(x, d), x_centred),
+            };
             (sum + s, dot + t)
         })
     });
@@ -232,11 +242,18 @@ pub fn batch_norm_backward<T: Element>(
                 Source::Given => (0.0, 0.0),
             };
             let (x, dout) = (shape.plane(x, 0, plane), shape.plane(dout, 0, plane));
-            for ((dx, x), d) in dx.iter_mut().zip(x).zip(dout) {
-                let (x, d) = (x.widen(), d.widen());
-                let xhat = (x.f64() - mean) * rstd;
-                let g = masked(&map, x, d).f64();
-                *dx = T::narrow(T::Acc::of(scale * (g - mean_g - xhat * mean_gx)));
+            let (shift, slope) = (scale * mean_g, scale * rstd * mean_gx);
+            let of = |x: T, g: f64| {
+                T::narrow(T::Acc::of(scale * g - shift - (x.widen().f64() - mean) * slope))
+            };
+            let inputs = dx.iter_mut().zip(x).zip(dout);
+            match then {
+                Then::Identity => vectorized(|| {
+                    inputs.for_each(|((dx, &x), d)| *dx = of(x, d.widen().f64()));
+                }),
+                Then::Relu => vectorized(|| {
+                    inputs.for_each(|((dx, &x), &d)| *dx = of(x, map.masked(x, d)));
+                }),
             }
         });
     }

@@ -1,6 +1,11 @@
 //! Casts between element types, each rounding once.
 
-use crate::{Element, Real, par};
+use crate::{Element, Real, isa::vectorized, par};
+#[cfg(target_arch = "x86_64")]
+use crate::{
+    element::{as_type, as_type_mut},
+    isa::Isa,
+};
 
 /// `dst[i] = src[i]`, rounded to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
 ///
@@ -60,17 +65,40 @@ fn to_odd_f32(x: f64) -> f32 {
 pub(crate) fn widened<'a, T: Element>(src: &'a [T], scratch: &'a mut Vec<T::Acc>) -> &'a [T::Acc] {
     T::as_acc(src).unwrap_or_else(|| {
         scratch.clear();
-        scratch.extend(src.iter().map(|x| x.widen()));
+        scratch.resize(src.len(), T::Acc::of(0.0));
+        widen_into(scratch, src);
         scratch
     })
 }
 
+/// `dst[i] = src[i]`, exact. On the caller's thread.
+/// # Panics
+/// If the lengths differ.
+pub(crate) fn widen_into<T: Element>(dst: &mut [T::Acc], src: &[T]) {
+    assert_eq!(src.len(), dst.len(), "widen_into: lengths differ");
+    #[cfg(target_arch = "x86_64")]
+    if Isa::current() >= Isa::Avx2
+        && let (Some(src), Some(dst)) = (as_type(src), as_type_mut(dst))
+    {
+        // SAFETY: the processor has AVX2.
+        return unsafe { crate::x86::widen_f16(src, dst) };
+    }
+    vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.widen()));
+}
+
 /// `dst[i] = src[i]`, rounded once. On the caller's thread.
+/// # Panics
+/// If the lengths differ.
 pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
     assert_eq!(dst.len(), src.len(), "narrow_into: dst and src differ in length");
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = T::narrow(*s);
+    #[cfg(target_arch = "x86_64")]
+    if Isa::current() >= Isa::Avx2
+        && let (Some(src), Some(dst)) = (as_type(src), as_type_mut(dst))
+    {
+        // SAFETY: the processor has AVX2.
+        return unsafe { crate::x86::narrow_f16(dst, src) };
     }
+    vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = T::narrow(*s)));
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Matrix products.
 //!
-//! `f32` and `f64` tiles go to the `gemm` crate, which chooses AVX-512, AVX2, NEON or portable code
-//! at run time. `bf16` and `f16` are widened tile by tile, so their products are those of `f32`
+//! Operands are widened while they are packed, so products of `bf16` and `f16` are those of `f32`
 //! rounded once. [`gemm_scalar`] is the specification of all of them.
 //!
 //! The destination is cut into tiles by shape alone; each is computed by one thread in one order.
@@ -9,18 +8,23 @@
 use crate::{
     cast::narrow_into,
     element::{Element, Real},
+    isa::Isa,
+    micro::{MR, NR},
+    pack::Lanes,
     par::Disjoint,
+    product::{self, Left, Right, Sink},
 };
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Rows of a destination tile.
-const TILE_ROWS: usize = 256;
-/// Columns of a destination tile.
-const TILE_COLS: usize = 512;
-/// Depth of a widened panel of narrow elements.
-const PANEL: usize = 512;
+/// Most rows and columns of a destination tile.
+const MOST: (usize, usize) = (768, 768);
+/// Tiles that a destination is cut into where it is large enough: enough to share out.
+const MIN_TILES: usize = 12;
+/// Fewest sums worth a tile of their own.
+const MIN_TILE_ELEMS: usize = 96 * 96;
 /// Multiply-adds below which waking a second thread costs more than it saves.
-const SERIAL_MACS: usize = 1 << 16;
+const SERIAL_MACS: usize = 1 << 18;
 
 /// A strided matrix view: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy, Debug)]
@@ -52,12 +56,6 @@ impl<'a, T> Mat<'a, T> {
             row_stride: self.col_stride,
             col_stride: self.row_stride,
         }
-    }
-
-    /// The sub-matrix of `n_rows` x `n_cols` whose first element is `(i, j)`.
-    fn block(self, i: usize, j: usize, n_rows: usize, n_cols: usize) -> Self {
-        let start = (i * self.row_stride + j * self.col_stride).min(self.data.len());
-        Self { data: &self.data[start..], n_rows, n_cols, ..self }
     }
 
     /// # Panics
@@ -99,27 +97,44 @@ pub enum Store {
 /// # Panics
 /// If the lengths differ.
 pub fn widen_into<T: Element>(src: &[T], dst: &mut [T::Acc]) {
-    assert_eq!(src.len(), dst.len(), "widen_into: lengths differ");
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = s.widen();
-    }
+    crate::cast::widen_into(dst, src);
 }
 
-/// Bytes one thread holds while it multiplies elements narrower than their accumulator; none else.
-pub fn gemm_scratch_bytes<T: Element>() -> u64 {
-    if T::as_acc(&[]).is_some() {
-        return 0;
-    }
-    let elems = TILE_ROWS * PANEL + PANEL * TILE_COLS + TILE_ROWS * TILE_COLS;
+/// Bytes one thread holds while it multiplies `m x k` by `k x n`: its packed operands and, for
+/// elements narrower than their accumulator, the sums of a tile.
+pub fn gemm_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    let cuts = Cuts::new((m as usize, n as usize), MOST);
+    let keeps_sums = T::as_acc(&[]).is_none();
+    let elems = product::scratch_elems(cuts.tile_rows, cuts.tile_cols, k as usize, keeps_sums);
     elems as u64 * size_of::<T::Acc>() as u64
 }
 
-/// Bytes at most that one product of `m x k` by `k x n` packs on its thread, beside its scratch; which
-/// operands are packed depends on shapes and caches. Another 512 KiB a thread stay once packed.
-pub fn gemm_packing_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
-    // Panels are as deep as `k` at most and rounded up to whole registers.
-    const REGISTERS: u64 = 64;
-    (m + n + 2 * REGISTERS) * k * size_of::<T::Acc>() as u64
+/// How a destination is cut into tiles: by its shape alone.
+pub(crate) struct Cuts {
+    pub(crate) tile_rows: usize,
+    pub(crate) tile_cols: usize,
+    per_row: usize,
+    pub(crate) n_tiles: usize,
+}
+
+impl Cuts {
+    /// Of an `m x n` destination, into tiles of at most `most` (rows, columns).
+    pub(crate) fn new((m, n): (usize, usize), most: (usize, usize)) -> Self {
+        let (mut down, mut across) = (m.div_ceil(most.0).max(1), n.div_ceil(most.1).max(1));
+        while down * across < MIN_TILES && m * n > down * across * MIN_TILE_ELEMS * 2 {
+            if m / down > n / across { down += 1 } else { across += 1 }
+        }
+        let tile_rows = m.div_ceil(down).next_multiple_of(MR).min(m.max(1));
+        let tile_cols = n.div_ceil(across).next_multiple_of(NR).min(n.max(1));
+        let (down, per_row) = (m.div_ceil(tile_rows), n.div_ceil(tile_cols));
+        Self { tile_rows, tile_cols, per_row, n_tiles: down * per_row }
+    }
+
+    /// Rows and columns of tile `t`.
+    pub(crate) fn tile(&self, t: usize, m: usize, n: usize) -> (Range<usize>, Range<usize>) {
+        let (i, j) = (t / self.per_row * self.tile_rows, t % self.per_row * self.tile_cols);
+        (i..m.min(i + self.tile_rows), j..n.min(j + self.tile_cols))
+    }
 }
 
 /// `c = a b`, or `c += a b`: `a` is `m x k`, `b` is `k x n`, `c` dense row-major `m x n`.
@@ -157,78 +172,83 @@ pub fn batched_gemm<'a, T: Element>(
     }
     let n_elems = n_batch.checked_mul(m).and_then(|x| x.checked_mul(n));
     assert_eq!(Some(c.len()), n_elems, "gemm: destination of {n_batch} x {m} x {n}");
-    let (tiles_m, tiles_n) = (m.div_ceil(TILE_ROWS), n.div_ceil(TILE_COLS));
-    let n_tiles = n_batch * tiles_m * tiles_n;
-    let dst = Disjoint::new(c);
-    let tile = |t: usize| {
-        let (batch, t) = (t / (tiles_m * tiles_n), t % (tiles_m * tiles_n));
-        let (i, j) = (t / tiles_n * TILE_ROWS, t % tiles_n * TILE_COLS);
-        let (rows, cols) = (TILE_ROWS.min(m - i), TILE_COLS.min(n - j));
-        let (a, b) = (a(batch).block(i, 0, rows, k), b(batch).block(0, j, k, cols));
-        tile_product(dst, batch * m * n + i * n + j, n, a, b, store);
-    };
-    if (n_batch * m * n).saturating_mul(k) < SERIAL_MACS {
-        (0..n_tiles).for_each(tile);
-    } else {
-        (0..n_tiles).into_par_iter().for_each(tile);
-    }
-}
-
-/// One tile of `c`, whose rows begin at `start`, `start + row_stride`, ...
-fn tile_product<T: Element>(
-    c: Disjoint<T>,
-    start: usize,
-    row_stride: usize,
-    a: Mat<T>,
-    b: Mat<T>,
-    store: Store,
-) {
-    let (m, k, n) = (a.n_rows, a.n_cols, b.n_cols);
-    if let (Some(a_acc), Some(b_acc)) = (T::as_acc(a.data), T::as_acc(b.data)) {
-        // `T` is its own accumulator here, so the cast changes nothing.
-        let first = c.ptr(start, (m - 1) * row_stride + n).cast::<T::Acc>();
-        let (a, b) = (with_data(a, a_acc), with_data(b, b_acc));
-        // SAFETY: in bounds by `ptr`'s check; each tile is computed by one call and tiles do not
-        // overlap; the operands were checked by the caller.
-        unsafe { raw_product(first, row_stride, a, b, store) };
+    if c.is_empty() {
         return;
     }
-    let mut acc = vec![T::Acc::of(0.0); m * n];
-    let (mut pa, mut pb) = (Vec::new(), Vec::new());
-    if store == Store::Add {
-        for i in 0..m {
-            // SAFETY: rows of this tile belong to this call.
-            widen_into(unsafe { c.slice(start + i * row_stride, n) }, &mut acc[i * n..(i + 1) * n]);
-        }
-    }
-    for p in (0..k).step_by(PANEL) {
-        let depth = PANEL.min(k - p);
-        widen_block(&mut pa, a.block(0, p, m, depth));
-        widen_block(&mut pb, b.block(p, 0, depth, n));
-        gemm_serial(&mut acc, n, Mat::new(&pa, m, depth), Mat::new(&pb, depth, n), Store::Add);
-    }
-    for i in 0..m {
-        // SAFETY: rows of this tile belong to this call.
-        let row = unsafe { c.slice(start + i * row_stride, n) };
-        narrow_into(row, &acc[i * n..(i + 1) * n]);
+    let cuts = Cuts::new((m, n), MOST);
+    let dst = Disjoint::new(c);
+    let tile = |t: usize| {
+        let (batch, (rows, cols)) = (t / cuts.n_tiles, cuts.tile(t % cuts.n_tiles, m, n));
+        let (left, right) = (Rows(Lanes::rows(a(batch))), Cols(Lanes::cols(b(batch))));
+        let sink = Dense { dst, start: batch * m * n, ld: n, store };
+        product::tile(&left, &right, &sink, k, rows, cols);
+    };
+    let n_tiles = n_batch * cuts.n_tiles;
+    let macs = (m * n).saturating_mul(k.max(1));
+    if macs.saturating_mul(n_batch) < SERIAL_MACS {
+        (0..n_tiles).for_each(tile);
+    } else {
+        // Small products go to a thread several at a time.
+        let at_once = (SERIAL_MACS / 4).div_ceil(macs.div_ceil(cuts.n_tiles));
+        (0..n_tiles).into_par_iter().with_min_len(at_once).for_each(tile);
     }
 }
 
-fn with_data<'a, T, U>(m: Mat<T>, data: &'a [U]) -> Mat<'a, U> {
-    let Mat { n_rows, n_cols, row_stride, col_stride, .. } = m;
-    Mat { data, n_rows, n_cols, row_stride, col_stride }
+/// A left operand that is a matrix.
+pub(crate) struct Rows<'a, T>(pub(crate) Lanes<'a, T>);
+
+impl<T: Element> Left<T::Acc> for Rows<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
+        self.0.pack::<MR>(isa, dst, rows.start, rows.len(), depth);
+    }
 }
 
-/// `dst` becomes the dense row-major `src`, widened.
-fn widen_block<T: Element>(dst: &mut Vec<T::Acc>, src: Mat<T>) {
-    dst.clear();
-    dst.reserve(src.n_rows * src.n_cols);
-    for i in 0..src.n_rows {
-        let row = &src.data[i * src.row_stride..];
-        if src.col_stride == 1 {
-            dst.extend(row[..src.n_cols].iter().map(|x| x.widen()));
-        } else {
-            dst.extend((0..src.n_cols).map(|j| row[j * src.col_stride].widen()));
+/// A right operand that is a matrix.
+struct Cols<'a, T>(Lanes<'a, T>);
+
+impl<T: Element> Right<T::Acc> for Cols<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [T::Acc], cols: Range<usize>, depth: Range<usize>) {
+        self.0.pack_all(isa, dst, cols, depth);
+    }
+}
+
+/// A dense destination of several tiles, its rows `ld` apart from `start` on.
+pub(crate) struct Dense<T> {
+    pub(crate) dst: Disjoint<T>,
+    pub(crate) start: usize,
+    pub(crate) ld: usize,
+    pub(crate) store: Store,
+}
+
+impl<T: Element> Sink<T::Acc> for Dense<T> {
+    fn place(&self, i: usize, j: usize, n_rows: usize) -> Option<(*mut T::Acc, usize)> {
+        // Where `T` is its own accumulator the cast changes nothing.
+        T::as_acc(&[])?;
+        let first = self.dst.ptr(self.start + i * self.ld + j, (n_rows - 1) * self.ld + NR);
+        Some((first.cast(), self.ld))
+    }
+    fn adds(&self) -> bool {
+        self.store == Store::Add
+    }
+    fn takes_parts(&self) -> bool {
+        T::as_acc(&[]).is_some()
+    }
+    fn put(
+        &self,
+        (i, j): (usize, usize),
+        (n_rows, n_cols): (usize, usize),
+        (sums, ld): (&[T::Acc], usize),
+        part: usize,
+    ) {
+        for r in 0..n_rows {
+            let sums = &sums[r * ld..][..n_cols];
+            // SAFETY: these sums belong to one tile, which one call computes.
+            let c = unsafe { self.dst.slice(self.start + (i + r) * self.ld + j, n_cols) };
+            if part > 0 || self.store == Store::Add {
+                c.iter_mut().zip(sums).for_each(|(c, &s)| *c = T::narrow(c.widen() + s));
+            } else {
+                narrow_into(c, sums);
+            }
         }
     }
 }
@@ -247,41 +267,10 @@ pub fn gemm_serial<R: Real>(c: &mut [R], c_row_stride: usize, a: Mat<R>, b: Mat<
     assert!(c_row_stride >= n, "gemm_serial: rows of {n} are {c_row_stride} apart");
     let end = extent(m, c_row_stride).and_then(|rows| rows.checked_add(n));
     assert!(end.is_some_and(|end| end <= c.len()), "gemm_serial: {m} x {n} in {}", c.len());
-    // SAFETY: all three matrices were checked to lie in their slices.
-    unsafe { raw_product(c.as_mut_ptr(), c_row_stride, a, b, store) };
-}
-
-/// # Safety
-/// `c` is valid for writes of `m` rows of `n` elements `row_stride` apart; `a` and `b` lie inside
-/// their data.
-unsafe fn raw_product<R: Real>(c: *mut R, row_stride: usize, a: Mat<R>, b: Mat<R>, store: Store) {
-    let (alpha, read_c) = match store {
-        Store::Overwrite => (R::of(0.0), false),
-        Store::Add => (R::of(1.0), true),
-    };
-    // SAFETY: the caller's promise; strides fit `isize` because the slices exist.
-    unsafe {
-        gemm::gemm(
-            a.n_rows,
-            b.n_cols,
-            a.n_cols,
-            c,
-            1,
-            row_stride as isize,
-            read_c,
-            a.data.as_ptr(),
-            a.col_stride as isize,
-            a.row_stride as isize,
-            b.data.as_ptr(),
-            b.col_stride as isize,
-            b.row_stride as isize,
-            alpha,
-            R::of(1.0),
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
+    let (left, right) = (Rows(Lanes::rows(a)), Cols(Lanes::cols(b)));
+    let sink = Dense { dst: Disjoint::new(c), start: 0, ld: c_row_stride, store };
+    for j in (0..n).step_by(MOST.1) {
+        product::tile(&left, &right, &sink, a.n_cols, 0..m, j..n.min(j + MOST.1));
     }
 }
 

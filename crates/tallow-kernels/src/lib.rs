@@ -31,14 +31,20 @@ pub mod embedding;
 mod error;
 pub mod fp8;
 pub mod gemm;
+pub mod isa;
 pub mod loss;
+mod micro;
 pub mod norm;
 pub mod optim;
+mod pack;
 mod par;
 pub mod pool;
+mod product;
 pub mod reduce;
 pub mod rotary;
 pub mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use element::{Element, Real};
 pub use error::Error;

@@ -12,7 +12,6 @@ use crate::{
     Element, Real, par,
     reduce::{lanes, max},
 };
-use num_traits::Float;
 use rayon::prelude::*;
 
 pub use linear::{
@@ -84,7 +83,7 @@ impl CrossEntropy {
     /// `scale (p - (1 - e) [j == t] - e / C)` of a logit `x`, where `hit` says that `j == t`.
     #[inline(always)]
     fn logit_grad<R: Real>(&self, x: R, lse: f64, hit: bool, n_classes: usize, scale: f64) -> R {
-        let p = R::of(x.f64() - lse).exp();
+        let p = R::of(x.f64() - lse).quick_exp();
         let at_target = if hit { 1.0 - self.label_smoothing } else { 0.0 };
         let wanted = at_target + self.label_smoothing / n_classes as f64;
         (p - R::of(wanted)) * R::of(scale)
@@ -151,7 +150,7 @@ impl Online {
         // While all logits are -inf they are exponentiated as they are, and give 0.
         let shift = if max_new == f64::NEG_INFINITY { 0.0 } else { max_new };
         let shift_acc = T::Acc::of(shift); // exact: a logit or 0
-        let sum_exp = lanes(x, |x| (x.widen() - shift_acc).exp().f64());
+        let sum_exp = lanes(x, |x| (x.widen() - shift_acc).quick_exp().f64());
         self.sum_exp = self.sum_exp * (self.max - shift).exp() + sum_exp;
         self.max = max_new;
         if smooth {

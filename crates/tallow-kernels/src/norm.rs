@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use crate::{
     Element, Real,
+    isa::vectorized,
     par::{self, Disjoint},
     reduce::{by_row_blocks, lanes, lanes2, n_row_blocks, n_rows, row_blocks_bytes},
 };
@@ -144,9 +145,11 @@ fn forward<T: Element>(
     par::rows(out, n_cols, |i, y| {
         let x = &x[i * n_cols..][..n_cols];
         let (mean, rstd) = stats(x, centre, eps);
-        for (((y, x), &w), &b) in y.iter_mut().zip(x).zip(&*weight).zip(&*bias) {
-            *y = T::narrow((x.widen() - mean) * rstd * w + b);
-        }
+        vectorized(|| {
+            for (((y, x), &w), &b) in y.iter_mut().zip(x).zip(&*weight).zip(&*bias) {
+                *y = T::narrow((x.widen() - mean) * rstd * w + b);
+            }
+        });
     });
 }
 
@@ -181,12 +184,14 @@ fn backward<T: Element>(
             let dout = &dout[i * n_cols..][..n_cols];
             let (mean, rstd) = stats(x, centre, eps);
             // `zip` ends at once on the empty sums of a gradient that nobody asked for.
-            for ((dw, x), d) in dw.iter_mut().zip(x).zip(dout) {
-                *dw += (d.widen() * ((x.widen() - mean) * rstd)).f64();
-            }
-            for (db, d) in db.iter_mut().zip(dout) {
-                *db += d.widen().f64();
-            }
+            vectorized(|| {
+                for ((dw, x), d) in dw.iter_mut().zip(x).zip(dout) {
+                    *dw += (d.widen() * ((x.widen() - mean) * rstd)).f64();
+                }
+                for (db, d) in db.iter_mut().zip(dout) {
+                    *db += d.widen().f64();
+                }
+            });
             if let Some(dx) = &dx {
                 for ((g, d), &w) in g.iter_mut().zip(dout).zip(&*weight) {
                     *g = d.widen() * w;
@@ -221,9 +226,11 @@ fn dx_row<T: Element>(
         Centre::Zero => T::Acc::of(0.0),
     };
     let mean_g_xhat = T::Acc::of(lanes2(g, x, |g, x| g.f64() * xhat(x).f64()) / n);
-    for ((dx, &x), &g) in dx.iter_mut().zip(x).zip(g) {
-        *dx = T::narrow((g - mean_g - xhat(x) * mean_g_xhat) * rstd);
-    }
+    vectorized(|| {
+        for ((dx, &x), &g) in dx.iter_mut().zip(x).zip(g) {
+            *dx = T::narrow((g - mean_g - xhat(x) * mean_g_xhat) * rstd);
+        }
+    });
 }
 
 /// What an absent parameter stands for.

@@ -3,6 +3,7 @@
 //! Work is cut by shape alone, never by thread count, and partial sums are combined in the order
 //! of the cuts.
 
+use crate::isa::vectorized;
 use rayon::prelude::*;
 
 /// Below this many elements a loop stays on the caller's thread: waking a worker costs more.
@@ -19,13 +20,15 @@ where
         return;
     }
     if out.len() < SERIAL_ELEMS {
-        out.chunks_mut(row_elems).enumerate().for_each(|(i, row)| f(i, row));
+        vectorized(|| out.chunks_mut(row_elems).enumerate().for_each(|(i, row)| f(i, row)));
     } else {
         let rows_per_cut = CUT_ELEMS.div_ceil(row_elems);
         out.par_chunks_mut(row_elems * rows_per_cut).enumerate().for_each(|(c, cut)| {
-            for (i, row) in cut.chunks_mut(row_elems).enumerate() {
-                f(c * rows_per_cut + i, row);
-            }
+            vectorized(|| {
+                for (i, row) in cut.chunks_mut(row_elems).enumerate() {
+                    f(c * rows_per_cut + i, row);
+                }
+            });
         });
     }
 }
@@ -36,9 +39,11 @@ where
     F: Fn(usize, &mut [T]) + Send + Sync,
 {
     if out.len() < SERIAL_ELEMS {
-        f(0, out);
+        vectorized(|| f(0, out));
     } else {
-        out.par_chunks_mut(CUT_ELEMS).enumerate().for_each(|(c, cut)| f(c * CUT_ELEMS, cut));
+        out.par_chunks_mut(CUT_ELEMS).enumerate().for_each(|(c, cut)| {
+            vectorized(|| f(c * CUT_ELEMS, cut));
+        });
     }
 }
 

@@ -4,7 +4,7 @@
 //! eight independent lanes so that the compiler can vectorise it, and long ones in fixed
 //! blocks, so that the result is the same bit for bit on any number of threads.
 
-use crate::{Element, Real, cast::round, par};
+use crate::{Element, Real, cast::round, isa::vectorized, par};
 
 /// Independent partial sums of a reduction; fixed, for the order of summation is part of a result.
 const LANES: usize = 8;
@@ -117,34 +117,65 @@ pub(crate) fn row_blocks_bytes(n_rows: u64, n_cols: u64, n_sums: u64) -> u64 {
 
 /// `sum of term(x[i])`, in lanes.
 pub(crate) fn lanes<T: Copy>(x: &[T], term: impl Fn(T) -> f64) -> f64 {
-    let mut acc = [0.0; LANES];
-    let (body, tail) = x.as_chunks::<LANES>();
-    for chunk in body {
-        for l in 0..LANES {
-            acc[l] += term(chunk[l]);
+    vectorized(|| {
+        let mut acc = [0.0; LANES];
+        let (body, tail) = x.as_chunks::<LANES>();
+        for chunk in body {
+            for l in 0..LANES {
+                acc[l] += term(chunk[l]);
+            }
         }
-    }
-    for (l, &v) in tail.iter().enumerate() {
-        acc[l] += term(v);
-    }
-    fold(acc)
+        for (l, &v) in tail.iter().enumerate() {
+            acc[l] += term(v);
+        }
+        fold(acc)
+    })
 }
 
 /// `sum of term(x[i], y[i])`, in lanes.
 pub(crate) fn lanes2<T: Copy, U: Copy>(x: &[T], y: &[U], term: impl Fn(T, U) -> f64) -> f64 {
     assert_eq!(x.len(), y.len(), "lanes2: x and y differ in length");
-    let mut acc = [0.0; LANES];
-    let (x_body, x_tail) = x.as_chunks::<LANES>();
-    let (y_body, y_tail) = y.as_chunks::<LANES>();
-    for (a, b) in x_body.iter().zip(y_body) {
-        for l in 0..LANES {
-            acc[l] += term(a[l], b[l]);
+    vectorized(|| {
+        let mut acc = [0.0; LANES];
+        let (x_body, x_tail) = x.as_chunks::<LANES>();
+        let (y_body, y_tail) = y.as_chunks::<LANES>();
+        for (a, b) in x_body.iter().zip(y_body) {
+            for l in 0..LANES {
+                acc[l] += term(a[l], b[l]);
+            }
         }
-    }
-    for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
-        acc[l] += term(a, b);
-    }
-    fold(acc)
+        for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
+            acc[l] += term(a, b);
+        }
+        fold(acc)
+    })
+}
+
+/// `sum of g(x[i], y[i])` and `sum of g(x[i], y[i]) * h(x[i])` in one pass, in lanes.
+pub(crate) fn weighted_lanes2<T: Copy, U: Copy>(
+    x: &[T],
+    y: &[U],
+    g: impl Fn(T, U) -> f64,
+    h: impl Fn(T) -> f64,
+) -> (f64, f64) {
+    assert_eq!(x.len(), y.len(), "weighted_lanes2: x and y differ in length");
+    vectorized(|| {
+        let (mut sum, mut dot) = ([0.0; LANES], [0.0; LANES]);
+        let (x_body, x_tail) = x.as_chunks::<LANES>();
+        let (y_body, y_tail) = y.as_chunks::<LANES>();
+        for (a, b) in x_body.iter().zip(y_body) {
+            for l in 0..LANES {
+                let g = g(a[l], b[l]);
+                sum[l] += g;
+                dot[l] += g * h(a[l]);
+            }
+        }
+        for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
+            sum[l] += g(a, b);
+            dot[l] += g(a, b) * h(a);
+        }
+        (fold(sum), fold(dot))
+    })
 }
 
 /// `sum of x[i] * y[i]`.
@@ -156,12 +187,14 @@ pub(crate) fn dot<T: Element, U: Element>(x: &[T], y: &[U]) -> f64 {
 pub(crate) fn max<T: Element>(x: &[T]) -> T::Acc {
     let mut acc = [T::Acc::of(f64::NEG_INFINITY); LANES];
     let (body, tail) = x.as_chunks::<LANES>();
-    for chunk in body {
-        for l in 0..LANES {
-            let v = chunk[l].widen();
-            acc[l] = if v > acc[l] { v } else { acc[l] };
+    vectorized(|| {
+        for chunk in body {
+            for l in 0..LANES {
+                let v = chunk[l].widen();
+                acc[l] = if v > acc[l] { v } else { acc[l] };
+            }
         }
-    }
+    });
     for (l, v) in tail.iter().enumerate() {
         let v = v.widen();
         acc[l] = if v > acc[l] { v } else { acc[l] };

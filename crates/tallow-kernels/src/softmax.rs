@@ -4,10 +4,11 @@
 //! PyTorch, a row that holds a NaN or `+inf`, or nothing but `-inf`, becomes NaN.
 
 use crate::{
-    Element, Real, par,
+    Element, Real,
+    isa::vectorized,
+    par,
     reduce::{dot, lanes, max, n_rows},
 };
-use num_traits::Float;
 
 /// `out[i, j] = exp(x[i, j]) / sum over k of exp(x[i, k])`: `x` `[N, C]` → `out` `[N, C]`.
 ///
@@ -19,21 +20,15 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
     par::rows(out, n_cols, |i, out| {
         let x = &x[i * n_cols..][..n_cols];
         let m = max(x);
-        let exp = |v: T| (v.widen() - m).exp();
+        let exp = |v: T| (v.widen() - m).quick_exp();
         if let Some(out) = T::as_acc_mut(out) {
-            for (o, &v) in out.iter_mut().zip(x) {
-                *o = exp(v);
-            }
+            vectorized(|| out.iter_mut().zip(x).for_each(|(o, &v)| *o = exp(v)));
             let r = T::Acc::of(1.0 / lanes(out, |e| e.f64()));
-            for o in out {
-                *o *= r;
-            }
+            vectorized(|| out.iter_mut().for_each(|o| *o *= r));
         } else {
             // The output would round the exponentials: they are computed again instead.
             let r = T::Acc::of(1.0 / lanes(x, |v| exp(v).f64()));
-            for (o, &v) in out.iter_mut().zip(x) {
-                *o = T::narrow(exp(v) * r);
-            }
+            vectorized(|| out.iter_mut().zip(x).for_each(|(o, &v)| *o = T::narrow(exp(v) * r)));
         }
     });
 }
@@ -52,9 +47,11 @@ pub fn softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_cols:
         let p = &out[i * n_cols..][..n_cols];
         let dout = &dout[i * n_cols..][..n_cols];
         let sum = T::Acc::of(dot(p, dout));
-        for ((dx, p), d) in dx.iter_mut().zip(p).zip(dout) {
-            *dx = T::narrow(p.widen() * (d.widen() - sum));
-        }
+        vectorized(|| {
+            for ((dx, p), d) in dx.iter_mut().zip(p).zip(dout) {
+                *dx = T::narrow(p.widen() * (d.widen() - sum));
+            }
+        });
     });
 }
 
@@ -68,10 +65,12 @@ pub fn log_softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
     par::rows(out, n_cols, |i, out| {
         let x = &x[i * n_cols..][..n_cols];
         let m = max(x);
-        let log_sum = T::Acc::of(lanes(x, |v| (v.widen() - m).exp().f64()).ln());
-        for (o, v) in out.iter_mut().zip(x) {
-            *o = T::narrow((v.widen() - m) - log_sum);
-        }
+        let log_sum = T::Acc::of(lanes(x, |v| (v.widen() - m).quick_exp().f64()).ln());
+        vectorized(|| {
+            for (o, v) in out.iter_mut().zip(x) {
+                *o = T::narrow((v.widen() - m) - log_sum);
+            }
+        });
     });
 }
 
@@ -89,9 +88,11 @@ pub fn log_softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_c
         let log_p = &out[i * n_cols..][..n_cols];
         let dout = &dout[i * n_cols..][..n_cols];
         let sum = T::Acc::of(lanes(dout, |d| d.widen().f64()));
-        for ((dx, l), d) in dx.iter_mut().zip(log_p).zip(dout) {
-            *dx = T::narrow(d.widen() - l.widen().exp() * sum);
-        }
+        vectorized(|| {
+            for ((dx, l), d) in dx.iter_mut().zip(log_p).zip(dout) {
+                *dx = T::narrow(d.widen() - l.widen().quick_exp() * sum);
+            }
+        });
     });
 }
 

@@ -65,7 +65,7 @@ pub enum Error {
         update: u64,
         /// The mean loss.
         loss: f64,
-        /// The first such parameter, by name.
+        /// The first such parameter, by name; where gradients are released, the first to come.
         name: String,
     },
     /// The loss scale's or the master parameters'.

@@ -64,10 +64,11 @@ pub enum Gradients {
     /// Each segment's are added to the sums of the window and die; the window updates at its end.
     Summed,
     /// Each segment's update their parameters during backward and die: no gradient outlives its
-    /// segment. Needs one micro-batch an update. A verdict over all gradients (clipping by the norm,
+    /// segment, but those of a parameter that several segments use are summed until the last is there.
+    /// Needs one micro-batch an update. A verdict over all gradients (clipping by the norm,
     /// a dynamic loss scale, a norm limit, the first update) needs a backward of its own before, so
     /// that an update takes twice the time; without one, a gradient that is not finite ends the run
-    /// with the segments after it already updated.
+    /// with the segments after it already updated. So does memory that runs out in a recomputation.
     Released,
 }
 
@@ -99,7 +100,8 @@ pub enum Applied {
 pub enum Skip {
     /// Gradients overflowed.
     Overflow {
-        /// The first parameter whose gradient is not finite, by name.
+        /// The first parameter whose gradient is not finite, by name; where gradients are released,
+        /// the first to come.
         name: String,
     },
     /// The gradients are finite, but larger than wanted.

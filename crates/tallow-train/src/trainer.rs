@@ -4,11 +4,11 @@ use crate::{
     Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Sizing, Skip, Update,
     backward::{MicroLoss, Watch, Work},
 };
-use candle_core::{Tensor, Var, backprop::GradStore};
-use std::collections::HashSet;
-use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum};
+use candle_core::{Tensor, TensorId, Var, backprop::GradStore};
+use std::collections::HashMap;
+use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum, accumulator_bytes};
 use tallow_data::Batch;
-use tallow_memory::{Ledger, NoMeter, Watermark, peak_during};
+use tallow_memory::{Category, Held, Ledger, NoMeter, Watermark, peak_during};
 use tallow_models::{Score, Segments};
 use tallow_optim::{GradientNorm, Optimizer, Stepped};
 use tallow_precision::{LossScale, Masters, Rule, Verdict};
@@ -19,8 +19,10 @@ pub struct Trainer<M> {
     model: M,
     watch: Watch,
     sizing: Sizing,
+    /// In the ledger, if there is one.
+    entries: Vec<Held>,
     masters: Masters,
-    /// Master parameters, sorted by name.
+    /// Master parameters that are trained, sorted by name.
     params: Vec<(String, Var)>,
     /// Running statistics, which forward passes move.
     buffers: Vec<(String, Var)>,
@@ -30,6 +32,7 @@ pub struct Trainer<M> {
     recipe: Recipe,
     n_windows: u64,
     n_updates: u64,
+    ties: Ties,
 }
 
 impl<M: Segments> Trainer<M> {
@@ -45,8 +48,10 @@ impl<M: Segments> Trainer<M> {
     ) -> Result<Self> {
         recipe.check()?;
         recipe.recompute.validate(model.names().len() + 1)?;
-        let params = masters.params();
+        let mut params = masters.params();
         let optimizer = Optimizer::new(&params, recipe.optimizer.clone())?;
+        // What no group trains needs no sum and has no part in the norm.
+        params.retain(|(name, _)| optimizer.n_updates(name).is_some());
         let accum = GradientAccumulator::new(&params, recipe.accum)?;
         let scale = recipe.loss_scale.clone();
         let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
@@ -56,6 +61,7 @@ impl<M: Segments> Trainer<M> {
             model,
             watch,
             sizing,
+            entries: Vec::new(),
             masters,
             params,
             buffers,
@@ -65,12 +71,29 @@ impl<M: Segments> Trainer<M> {
             recipe,
             n_windows,
             n_updates,
+            ties: Ties::default(),
         })
     }
 
     /// Ends updates that pass the mark, between two segments; nothing has moved then.
     pub fn watch(&mut self, watch: Watch) {
         self.watch = watch;
+    }
+
+    /// Enters what the trainer holds between updates into `ledger`, for as long as it lives: weights,
+    /// gradient sums, optimizer state.
+    pub fn account(&mut self, ledger: &Ledger) {
+        let bytes = |(_, v): &(String, Var)| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
+        let weights_bytes: u64 = self.params.iter().chain(&self.buffers).map(bytes).sum();
+        let sums_bytes = match self.recipe.gradients {
+            Gradients::Summed => accumulator_bytes(&self.params, self.recipe.accum.dtype),
+            Gradients::Released => 0,
+        };
+        self.entries = vec![
+            ledger.hold(Category::Weights, weights_bytes + self.masters.copies_bytes()),
+            ledger.hold(Category::Accumulators, sums_bytes),
+            ledger.hold(Category::OptimizerState, self.optimizer.resident_state_bytes()),
+        ];
     }
 
     /// Lets the size of micro-batches change; the recipe's is then only a start.
@@ -143,7 +166,7 @@ impl<M: Segments> Trainer<M> {
                 Err(Error::Memory(error)) => self.sizing.shrink(error)?,
                 Err(error) => return Err(error),
                 Ok(update) => {
-                    self.sizing.observe(start_bytes + peak_bytes)?;
+                    self.sizing.observe(start_bytes.saturating_add(peak_bytes))?;
                     return Ok(update);
                 }
             }
@@ -180,7 +203,7 @@ impl<M: Segments> Trainer<M> {
                 (&inputs, &targets),
                 |_| scale,
                 |mut grads| {
-                    masters.gather(&mut grads)?;
+                    gather(masters, &mut grads)?;
                     Ok(accum.add_part(grads)?)
                 },
             )?;
@@ -231,12 +254,14 @@ impl<M: Segments> Trainer<M> {
     fn released(&mut self, batch: &Batch) -> Result<Update> {
         let (n_samples, n_micro_batches) = (batch.targets.dim(0)? as u64, 1);
         let (position, mut factor) = (pass::position(), None);
+        // The verdict closes the window, and the scale may grow with that.
+        let scale = f64::from(self.scale.value());
         self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
         if self.needs_verdict() {
             let (found, norm) = self.norm_of(batch)?;
             let loss = found.sum / found.n_counted as f64;
             let max_norm = if let Clip::Norm(max) = self.recipe.clip { max } else { f64::INFINITY };
-            let divisor = f64::from(self.scale.value()) * found.n_counted as f64;
+            let divisor = scale * found.n_counted as f64;
             let (overflowed, norm) = match norm.verdict(divisor, max_norm) {
                 tallow_optim::Verdict::Overflow { name } => (Some(name), f64::NAN),
                 tallow_optim::Verdict::Finite { factor: f, norm } => {
@@ -252,9 +277,10 @@ impl<M: Segments> Trainer<M> {
         }
         let found = match factor {
             // The same draws, and statistics that have moved already.
-            Some(_) => pass::replay(position, || self.release(batch, factor))?,
+            Some(_) => pass::replay(position, || self.release(batch, scale, factor))?,
             None => {
-                let found = self.release(batch, None)?;
+                let scale = self.scale.seed();
+                let found = self.release(batch, scale, None)?;
                 let _finite = self.scale.record(Verdict::Finite)?;
                 found
             }
@@ -267,39 +293,55 @@ impl<M: Segments> Trainer<M> {
 
     /// The norm of the gradients, none of which is kept.
     fn norm_of(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm)> {
-        let (mut norm, mut seen) = (GradientNorm::new(), HashSet::new());
-        let (masters, params) = (&self.masters, &self.params);
+        let position = pass::position();
+        let (found, norm, n_parts) = self.norm_pass(batch)?;
+        if self.n_updates > 0 {
+            return Ok((found, norm));
+        }
+        let id = |var: &Var| var.as_tensor().id();
+        let missing = self.params.iter().filter(|(_, var)| !n_parts.contains_key(&id(var)));
+        let names: Vec<String> = missing.map(|(name, _)| name.clone()).collect();
+        if !names.is_empty() {
+            return Err(Error::MissingGradients { names });
+        }
+        let ties: Ties = n_parts.into_iter().filter(|(_, n)| *n > 1).collect();
+        if ties == self.ties {
+            return Ok((found, norm));
+        }
+        // The norm was that of the parts: again, now that they are known.
+        self.ties = ties;
+        let (_, norm, _) = pass::replay(position, || self.norm_pass(batch))?;
+        Ok((found, norm))
+    }
+
+    /// One backward for the norm; in how many segments each parameter got a gradient.
+    fn norm_pass(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm, Ties)> {
+        let (mut norm, mut n_parts) = (GradientNorm::new(), Ties::default());
+        let (masters, params, mut parts) = (&self.masters, &self.params, Parts::of(&self.ties));
         let scale = self.scale.seed();
         let found = work(&self.model, &self.recipe, &self.watch).run(
             (&batch.inputs, &batch.targets),
             |_| scale,
             |mut grads| {
-                masters.gather(&mut grads)?;
+                gather(masters, &mut grads)?;
                 for (name, var) in params {
-                    if let Some(grad) = grads.remove(var) {
+                    let Some(grad) = grads.remove(var) else { continue };
+                    *n_parts.entry(var.as_tensor().id()).or_default() += 1;
+                    if let Some(grad) = parts.whole(var, grad)? {
                         norm.add(name, &grad)?;
-                        seen.insert(name.as_str());
                     }
                 }
                 Ok(())
             },
         )?;
-        let missing = params.iter().filter(|(name, _)| !seen.contains(name.as_str()));
-        let names: Vec<String> = missing.map(|(name, _)| name.clone()).collect();
-        match self.n_updates == 0 && !names.is_empty() {
-            true => Err(Error::MissingGradients { names }),
-            false => Ok((found, norm)),
-        }
+        Ok((found, norm, n_parts))
     }
 
     /// One backward, each gradient times `factor` and then gone. Without a factor, gradients are
     /// looked at one by one.
-    fn release(&mut self, batch: &Batch, factor: Option<f64>) -> Result<MicroLoss> {
+    fn release(&mut self, batch: &Batch, scale: f64, factor: Option<f64>) -> Result<MicroLoss> {
         let (masters, params, optimizer) = (&self.masters, &self.params, &mut self.optimizer);
-        let update = self.n_windows;
-        // The verdict's pass has closed the window, if there was one.
-        let scale =
-            if factor.is_some() { f64::from(self.scale.value()) } else { self.scale.seed() };
+        let (update, mut parts) = (self.n_windows, Parts::of(&self.ties));
         // Set by the forward, before any gradient comes.
         let one_by_one = std::cell::Cell::new(MicroLoss { sum: f64::NAN, n_counted: 0 });
         work(&self.model, &self.recipe, &self.watch).run(
@@ -309,10 +351,11 @@ impl<M: Segments> Trainer<M> {
                 scale
             },
             |mut grads: GradStore| {
-                masters.gather(&mut grads)?;
+                gather(masters, &mut grads)?;
                 let MicroLoss { sum, n_counted } = one_by_one.get();
                 for (name, var) in params {
                     let Some(grad) = grads.remove(var) else { continue };
+                    let Some(grad) = parts.whole(var, grad)? else { continue };
                     let factor = match factor {
                         Some(factor) => factor,
                         None => finite_factor(name, &grad, scale * n_counted as f64).ok_or_else(
@@ -364,6 +407,44 @@ impl<M: Segments> Trainer<M> {
             accuracy: all.n_right as f64 / n,
             n_samples: all.n_counted,
         })
+    }
+}
+
+/// Parameters whose gradients come from several segments, and from how many.
+type Ties = HashMap<TensorId, usize>;
+
+/// Gradients of tied parameters whose other parts are still to come.
+struct Parts<'a> {
+    ties: &'a Ties,
+    held: HashMap<TensorId, (Tensor, usize)>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(ties: &'a Ties) -> Self {
+        Self { ties, held: HashMap::new() }
+    }
+
+    /// The whole gradient of `var` once its last part is there.
+    fn whole(&mut self, var: &Var, part: Tensor) -> Result<Option<Tensor>> {
+        let id = var.as_tensor().id();
+        let Some(&n_parts) = self.ties.get(&id) else { return Ok(Some(part)) };
+        let (sum, n) = match self.held.remove(&id) {
+            None => (part, 1),
+            Some((sum, n)) => ((sum + part)?, n + 1),
+        };
+        if n == n_parts {
+            return Ok(Some(sum));
+        }
+        self.held.insert(id, (sum, n));
+        Ok(None)
+    }
+}
+
+/// Gives the masters their gradients; a segment without parameters of theirs has none to give.
+fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
+    match masters.gather(grads) {
+        Ok(()) | Err(tallow_precision::Error::NoGradients { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -7,11 +7,12 @@
 //! |---|---|
 //! | `tensor` | differentiable operations and layers with lean backward passes |
 //! | `precision` | policies, master weights, loss scaling, fp8 |
+//! | `recompute` | segments run again in backward, chains, the planner |
 //! | `accum` | gradient sums over micro-batches |
 //! | `optim` | optimizers with small states |
-//! | `models` | ResNets under torchvision's parameter names |
+//! | `models` | ResNets and GPT-2 under the usual parameter names, as chains of segments |
 //! | `data` | images in batches, with a bounded number of bytes |
-//! | `memory` | counting allocator, the system's resident peak |
+//! | `memory` | counting allocator, ledger, limits, batch controller, the pick among priced choices |
 //! | `train` | the thin trainer |
 //!
 //! All are on by default.
@@ -30,6 +31,8 @@ pub use tallow_models as models;
 pub use tallow_optim as optim;
 #[cfg(feature = "precision")]
 pub use tallow_precision as precision;
+#[cfg(feature = "recompute")]
+pub use tallow_recompute as recompute;
 #[cfg(feature = "tensor")]
 pub use tallow_tensor as tensor;
 #[cfg(feature = "train")]

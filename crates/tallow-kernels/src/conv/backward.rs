@@ -1,20 +1,31 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, MAX_SUM_ELEMS, MIN_TASKS,
-    patches::{Tile, fold_row, tiles, unfold},
-    widened,
+    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS,
+    planes::Planes,
+    product,
+    window::{Patches, Transposed, Window},
 };
 use crate::{
     Element, Real,
-    cast::narrow_into,
-    gemm::{Mat, Store, gemm_serial, widen_into},
-    par::{Disjoint, tasks},
+    gemm::{Dense, Store},
+    isa::Isa,
+    micro::MR,
+    pack::Lanes,
+    par::{self, Disjoint, tasks},
+    product::{Left, Packed, tile},
     reduce,
 };
 use rayon::prelude::*;
+use std::ops::Range;
+
+/// Pixels below which a cut of the weight's gradient is not worth its partial sums.
+const MIN_CUT_PIXELS: usize = 128;
 
 /// `dx[N, C, H, W]`, the gradient of the input, from `dout[N, O, P, Q]`. Overwrites `dx`.
+///
+/// A stride cuts the input into phases: pixels that are a stride apart are reached by the same taps,
+/// and from output pixels that lie side by side. Each phase is a convolution of its own.
 /// # Panics
 /// If a length does not match `shape`.
 pub fn conv2d_backward_input<T: Element>(
@@ -26,96 +37,91 @@ pub fn conv2d_backward_input<T: Element>(
     assert_eq!(dx.len(), shape.in_elems(), "conv2d: input gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
-    if shape.in_pixels() == 0 {
-        return;
+    let (group_in, group_out) = (shape.group_in(), shape.group_out());
+    let mut phases = phases(shape);
+    if phases.iter().any(|phase| phase.taps.is_empty()) {
+        par::elems(dx, |_, dx| dx.fill(T::default()));
+        phases.retain(|phase| !phase.taps.is_empty());
     }
-    let weight = widened(weight);
-    let block = input_block::<T>(shape);
-    let blocks = shape.group_in().div_ceil(block);
     let dst = Disjoint::new(dx);
-    (0..shape.batch * shape.cfg.groups * blocks).into_par_iter().for_each_init(
-        <(Vec<T::Acc>, Vec<T::Acc>)>::default,
-        |scratch, t| {
-            let (image, t) = (t / (shape.cfg.groups * blocks), t % (shape.cfg.groups * blocks));
-            let (group, first) = (t / blocks, t % blocks * block);
-            let n = block.min(shape.group_in() - first);
-            let c = image * shape.channels + group * shape.group_in() + first;
-            // SAFETY: each (image, group, block of channels) is done once.
-            let dx = unsafe { dst.slice(c * shape.in_pixels(), n * shape.in_pixels()) };
-            match T::as_acc_mut(dx) {
-                Some(dx) => fold_block(dx, dout, &weight, shape, scratch, (image, group, first, n)),
-                None => {
-                    let mut acc = vec![T::Acc::of(0.0); dx.len()];
-                    fold_block(&mut acc, dout, &weight, shape, scratch, (image, group, first, n));
-                    narrow_into(dx, &acc);
-                }
+    for phase in phases {
+        let depth = group_out * phase.taps.len();
+        let groups = (0..shape.cfg.groups).map(|group| {
+            let weight = &weight[group * group_out * shape.depth()..][..group_out * shape.depth()];
+            let left = Turned { weight, shape, taps: &phase.taps };
+            let dout = dout.get(group * group_out * shape.out_pixels()..).unwrap_or_default();
+            let image_elems = shape.channels * shape.in_pixels();
+            let start = (group * group_in * shape.in_pixels(), image_elems);
+            let grid = (phase.start, shape.cfg.stride);
+            Group {
+                left: Packed::new(&left, group_in, depth),
+                right: Patches::new(dout, &phase.window, shape.batch, group_out),
+                sink: Planes::new(dst, start, shape.input, &phase.window, grid),
             }
-        },
-    );
-}
-
-/// The gradient of `n` input channels of one image, overwriting `dx`.
-fn fold_block<T: Element>(
-    dx: &mut [T::Acc],
-    dout: &[T],
-    weight: &[T::Acc],
-    shape: &Conv2dShape,
-    (col, widened): &mut (Vec<T::Acc>, Vec<T::Acc>),
-    (image, group, first, n): (usize, usize, usize, usize),
-) {
-    let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
-    let rows = n * shape.taps();
-    let w = &weight[group * group_out * depth + first * shape.taps()..];
-    let w = Mat { data: w, n_rows: group_out, n_cols: rows, row_stride: depth, col_stride: 1 }.t();
-    let start = (image * shape.out_channels + group * group_out) * pixels;
-    let dout = Mat::new(&dout[start..start + group_out * pixels], group_out, pixels);
-    if !shape.is_pointwise() {
-        dx.fill(T::Acc::of(0.0));
-    }
-    for tile in tiles(shape, rows, 0..1) {
-        let width = tile.width();
-        let d = widened_columns(widened, dout, tile);
-        if shape.is_pointwise() {
-            gemm_serial(&mut dx[tile.start..], pixels, w, d, Store::Overwrite);
-            continue;
-        }
-        col.resize(rows * width, T::Acc::of(0.0));
-        gemm_serial(col, width, w, d, Store::Overwrite);
-        for (row, col) in col.chunks_exact_mut(width).enumerate() {
-            let (c, tap) = (row / shape.taps(), row % shape.taps());
-            let plane = &mut dx[c * shape.in_pixels()..(c + 1) * shape.in_pixels()];
-            fold_row(plane, col, shape, tap, tile.start);
+        });
+        let n_pixels = shape.batch * phase.window.grid[0] * phase.window.grid[1];
+        if n_pixels > 0 {
+            product(groups.collect(), (group_in, n_pixels), depth);
         }
     }
 }
 
-/// Input channels of one block: their patches fill a tile and, where sums are kept apart from narrow
-/// elements, their planes stay below [`MAX_SUM_ELEMS`].
-pub(super) fn input_block<T: Element>(shape: &Conv2dShape) -> usize {
-    let by_depth = BLOCK_DEPTH / shape.taps();
-    let by_sums = match T::as_acc(&[]) {
-        Some(_) => by_depth,
-        None => by_depth.min(MAX_SUM_ELEMS / shape.in_pixels().max(1)),
+/// The input pixels whose row and column leave given remainders when divided by the stride.
+pub(super) struct Phase {
+    start: [usize; 2],
+    /// The taps that reach them.
+    pub(super) taps: Vec<usize>,
+    /// Where those taps read the output's gradient.
+    pub(super) window: Window,
+}
+
+/// All phases; their pixels are the input.
+pub(super) fn phases(shape: &Conv2dShape) -> Vec<Phase> {
+    let [down, across] = shape.cfg.stride;
+    let starts = (0..down).flat_map(|i| (0..across).map(move |j| [i, j]));
+    starts.map(|start| phase(shape, start)).collect()
+}
+
+fn phase(shape: &Conv2dShape, start: [usize; 2]) -> Phase {
+    let (stride, padding, dilation) = (shape.cfg.stride, shape.cfg.padding, shape.cfg.dilation);
+    let mut window = Window {
+        grid: [0, 1].map(|a| shape.input[a].saturating_sub(start[a]).div_ceil(stride[a])),
+        step: [1, 1],
+        source: shape.output,
+        image_elems: shape.out_channels * shape.out_pixels(),
+        taps: Vec::new(),
     };
-    by_sums.clamp(1, shape.group_in())
+    let mut taps = Vec::new();
+    for tap in 0..shape.taps() {
+        let at = [tap / shape.kernel[1], tap % shape.kernel[1]];
+        let away =
+            [0, 1].map(|a| (start[a] + padding[a]) as isize - (at[a] * dilation[a]) as isize);
+        if [0, 1].iter().all(|&a| away[a].rem_euclid(stride[a] as isize) == 0) {
+            taps.push(tap);
+            window.taps.push([0, 1].map(|a| away[a].div_euclid(stride[a] as isize)));
+        }
+    }
+    Phase { start, taps, window }
 }
 
-/// The columns of `tile`, widened into `scratch` where they are narrow.
-fn widened_columns<'a, T: Element>(
-    scratch: &'a mut Vec<T::Acc>,
-    m: Mat<'a, T>,
-    tile: Tile,
-) -> Mat<'a, T::Acc> {
-    let (n_rows, n_cols) = (m.n_rows, tile.width());
-    if let Some(data) = T::as_acc(m.data) {
-        let data = &data[tile.start..];
-        return Mat { data, n_rows, n_cols, row_stride: m.row_stride, col_stride: 1 };
+/// The weight of one group with input channels for rows; depth is output channel, then tap.
+struct Turned<'a, T> {
+    weight: &'a [T],
+    shape: &'a Conv2dShape,
+    taps: &'a [usize],
+}
+
+impl<T: Element> Left<T::Acc> for Turned<'_, T> {
+    fn pack(&self, _: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
+        let (n, n_taps) = (rows.len(), self.shape.taps());
+        for (dst, p) in dst.chunks_exact_mut(MR).zip(depth) {
+            let (o, tap) = (p / self.taps.len(), self.taps[p % self.taps.len()]);
+            let w = &self.weight[o * self.shape.depth() + rows.start * n_taps + tap..];
+            let (full, rest) = dst.split_at_mut(n);
+            full.iter_mut().zip(w.iter().step_by(n_taps)).for_each(|(d, w)| *d = w.widen());
+            rest.fill(T::Acc::of(0.0));
+        }
     }
-    scratch.resize(n_rows * n_cols, T::Acc::of(0.0));
-    for (row, to) in scratch.chunks_exact_mut(n_cols).enumerate() {
-        widen_into(&m.data[row * m.row_stride + tile.start..][..n_cols], to);
-    }
-    Mat::new(scratch, n_rows, n_cols)
 }
 
 /// `dweight[O, C/groups, R, S]`, the gradient of the weight. Overwrites `dweight`.
@@ -130,9 +136,9 @@ pub fn conv2d_backward_weight<T: Element>(
     assert_eq!(dweight.len(), shape.weight_elems(), "conv2d: weight gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
-    let plan = WeightPlan::new(shape);
-    let tiles = tiles(shape, shape.depth().min(BLOCK_DEPTH), 0..shape.batch);
-    let cut_tiles = tiles.len().div_ceil(plan.n_cuts).max(1);
+    let (plan, window) = (WeightPlan::new(shape), shape.window());
+    let n_pixels = shape.batch * shape.out_pixels();
+    let cut_pixels = n_pixels.div_ceil(plan.n_cuts);
     let dst = Disjoint::new(dweight);
     let store = |block: &WeightBlock, partials: &[Vec<T::Acc>]| {
         let cols = block.n_in * shape.taps();
@@ -148,14 +154,14 @@ pub fn conv2d_backward_weight<T: Element>(
     if plan.n_cuts == 1 {
         (0..plan.n_blocks()).into_par_iter().for_each(|b| {
             let block = plan.block(shape, b);
-            store(&block, &[weight_partial(shape, &block, dout, x, &tiles)]);
+            store(&block, &[weight_partial(shape, &window, &block, dout, x, 0..n_pixels)]);
         });
         return;
     }
     let partials = tasks(plan.n_blocks() * plan.n_cuts, |t| {
-        let (b, cut) = (t / plan.n_cuts, t % plan.n_cuts);
-        let to = ((cut + 1) * cut_tiles).min(tiles.len());
-        weight_partial(shape, &plan.block(shape, b), dout, x, &tiles[(cut * cut_tiles).min(to)..to])
+        let (b, cut) = (t / plan.n_cuts, t % plan.n_cuts * cut_pixels);
+        let pixels = cut.min(n_pixels)..n_pixels.min(cut + cut_pixels);
+        weight_partial(shape, &window, &plan.block(shape, b), dout, x, pixels)
     });
     for (b, partials) in partials.chunks(plan.n_cuts).enumerate() {
         store(&plan.block(shape, b), partials);
@@ -179,8 +185,8 @@ impl WeightPlan {
         let blocks_out = shape.group_out().div_ceil(BLOCK_OUT);
         let mut plan =
             Self { groups: shape.cfg.groups, blocks_out, blocks_in, block_in, n_cuts: 1 };
-        let n_tiles = tiles(shape, shape.depth().min(BLOCK_DEPTH), 0..shape.batch).len();
-        plan.n_cuts = MIN_TASKS.div_ceil(plan.n_blocks()).clamp(1, n_tiles.max(1));
+        let most = (shape.batch * shape.out_pixels()).div_ceil(MIN_CUT_PIXELS);
+        plan.n_cuts = MIN_TASKS.div_ceil(plan.n_blocks()).clamp(1, most.max(1));
         plan
     }
 
@@ -208,33 +214,55 @@ struct WeightBlock {
     n_in: usize,
 }
 
-/// `dout * patches^T` of one block over some tiles.
+/// `dout * patches^T` of one block over some pixels.
 fn weight_partial<T: Element>(
     shape: &Conv2dShape,
+    window: &Window,
     block: &WeightBlock,
     dout: &[T],
     x: &[T],
-    tiles: &[Tile],
+    pixels: Range<usize>,
 ) -> Vec<T::Acc> {
-    let (cols, pixels) = (block.n_in * shape.taps(), shape.out_pixels());
+    let cols = block.n_in * shape.taps();
     let mut acc = vec![T::Acc::of(0.0); block.n_out * cols];
-    let (mut col, mut d) = (Vec::new(), Vec::new());
+    if pixels.is_empty() {
+        return acc;
+    }
     let first_in = block.group * shape.group_in() + block.first_in;
     let first_out = block.group * shape.group_out() + block.first_out;
-    for &tile in tiles {
-        let width = tile.width();
-        unfold(&mut col, x, shape, first_in, block.n_in, tile);
-        d.resize(block.n_out * width, T::Acc::of(0.0));
-        for (o, row) in d.chunks_exact_mut(width).enumerate() {
-            tile.images(pixels, |image, pixel, n, at| {
-                let start = (image * shape.out_channels + first_out + o) * pixels + pixel;
-                widen_into(&dout[start..start + n], &mut row[at..at + n]);
-            });
-        }
-        let (d, col) = (Mat::new(&d, block.n_out, width), Mat::new(&col, cols, width).t());
-        gemm_serial(&mut acc, cols, d, col, Store::Add);
-    }
+    let left = Pixels { dout, shape, first_out, start: pixels.start };
+    let x = &x[first_in * shape.in_pixels()..];
+    let right = Patches::new(x, window, shape.batch, block.n_in);
+    let right = Transposed { patches: right, start: pixels.start };
+    let sink = Dense { dst: Disjoint::new(&mut acc), start: 0, ld: cols, store: Store::Overwrite };
+    tile(&left, &right, &sink, pixels.len(), 0..block.n_out, 0..cols);
     acc
+}
+
+/// The output's gradient with channels for rows, counted from `first_out` on, and the pixels of the
+/// batch, from `start` on, for depth.
+struct Pixels<'a, T> {
+    dout: &'a [T],
+    shape: &'a Conv2dShape,
+    first_out: usize,
+    start: usize,
+}
+
+impl<T: Element> Left<T::Acc> for Pixels<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
+        let n = self.shape.out_pixels();
+        let mut at = 0;
+        while at < depth.len() {
+            let pixel = self.start + depth.start + at;
+            let run = (n - pixel % n).min(depth.len() - at);
+            let plane = pixel / n * self.shape.out_channels + self.first_out + rows.start;
+            let data = &self.dout[plane * n..];
+            let lanes = Lanes { data, lane_stride: n, depth_stride: 1 };
+            let dst = &mut dst[at * MR..(at + run) * MR];
+            lanes.pack::<MR>(isa, dst, 0, rows.len(), pixel % n..pixel % n + run);
+            at += run;
+        }
+    }
 }
 
 /// `dbias[O]`: the sum of `dout` over batch and pixels, kept in `f64`.

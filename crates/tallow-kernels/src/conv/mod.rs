@@ -1,37 +1,41 @@
 //! 2-D convolution (cross-correlation) and both its gradients, as products with patches.
 //!
-//! The patch matrix ("im2col", Chellapilla 2006) is never whole: each thread unfolds a tile of
-//! output pixels, multiplies, and forgets it. [`conv2d_scalar`] is the specification.
+//! The patch matrix ("im2col", Chellapilla 2006) is never made: its elements are read from the input
+//! while a product packs its operands. [`conv2d_scalar`] is the specification.
 
 // N batch · C input channels · O output channels · H W input · P Q output · R S kernel
 // K = C/groups * R * S, the depth of the forward product
 
 use crate::{
     Element, Error, Real,
-    gemm::{Mat, Store, gemm_serial},
+    gemm::{Cuts, Mat, Rows},
+    pack::Lanes,
     par::Disjoint,
+    product::{self, Packed},
 };
-use patches::{Tile, patches, tiles};
+use planes::Planes;
 use rayon::prelude::*;
-use std::borrow::Cow;
+use window::{Patches, Window};
 
 mod backward;
-mod patches;
+mod planes;
 mod price;
+mod window;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use window::Reach;
 
 pub use backward::{conv2d_backward_bias, conv2d_backward_input, conv2d_backward_weight};
 pub use price::{
     conv2d_backward_input_scratch_bytes, conv2d_backward_weight_scratch_bytes, conv2d_scratch_bytes,
 };
 
-/// Elements of one unfolded tile: 256 KiB of `f32`, half of a usual L2 cache.
-const TILE_ELEMS: usize = 1 << 16;
+/// Most channels and pixels of one tile of the output or of the input's gradient.
+const MOST: (usize, usize) = (768, 256);
 /// Output channels of one block of the weight gradient.
 const BLOCK_OUT: usize = 128;
 /// Patch rows of one block of a gradient.
 const BLOCK_DEPTH: usize = 1152;
-/// Most sums of an input gradient that one thread keeps apart from narrow elements: 8 MiB of `f32`.
-const MAX_SUM_ELEMS: usize = 1 << 21;
 /// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.
 const MIN_TASKS: usize = 8;
 
@@ -135,13 +139,20 @@ impl Conv2dShape {
     fn weight_elems(&self) -> usize {
         self.out_channels * self.depth()
     }
-    /// Patches are the input itself.
-    fn is_pointwise(&self) -> bool {
-        self.kernel == [1, 1] && self.cfg.stride == [1, 1] && self.cfg.padding == [0, 0]
-    }
-    /// Output pixels of one tile whose patches have `depth` rows.
-    fn tile_pixels(&self, depth: usize) -> usize {
-        (TILE_ELEMS / depth).clamp(32, 1024)
+    /// What each tap reads around the pixels of the output.
+    fn window(&self) -> Window {
+        let Conv2dConfig { stride, padding, dilation, .. } = self.cfg;
+        let tap = |t: usize| {
+            let at = [t / self.kernel[1], t % self.kernel[1]];
+            [0, 1].map(|a| (at[a] * dilation[a]) as isize - padding[a] as isize)
+        };
+        Window {
+            grid: self.output,
+            step: stride,
+            source: self.input,
+            image_elems: self.channels * self.in_pixels(),
+            taps: (0..self.taps()).map(tap).collect(),
+        }
     }
 }
 
@@ -173,10 +184,6 @@ pub(crate) fn out_extent(
     Ok((padded - window) / stride + 1)
 }
 
-fn widened<T: Element>(x: &[T]) -> Cow<'_, [T::Acc]> {
-    T::as_acc(x).map_or_else(|| x.iter().map(|v| v.widen()).collect(), Cow::Borrowed)
-}
-
 /// `out[N, O, P, Q] = x[N, C, H, W] * weight[O, C/groups, R, S] + bias[O]`.
 /// # Panics
 /// If a length does not match `shape`.
@@ -191,41 +198,44 @@ pub fn conv2d<T: Element>(
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
     assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
     assert!(bias.is_none_or(|b| b.len() == shape.out_channels), "conv2d: bias of {shape:?}");
-    let (depth, group_out, pixels) = (shape.depth(), shape.group_out(), shape.out_pixels());
-    let weight = widened(weight);
+    if out.is_empty() {
+        return;
+    }
+    let (depth, group_out) = (shape.depth(), shape.group_out());
+    let window = shape.window();
     let dst = Disjoint::new(out);
-    let work = |(col, acc): &mut (Vec<T::Acc>, Vec<T::Acc>), group: usize, tile: Tile| {
-        let width = tile.width();
-        let w = &weight[group * group_out * depth..(group + 1) * group_out * depth];
-        acc.resize(group_out * width, T::Acc::of(0.0));
-        let a = Mat::new(w, group_out, depth);
-        let b = patches(col, x, shape, group, tile);
-        gemm_serial(acc, width, a, b, Store::Overwrite);
-        for (o, row) in acc.chunks_exact(width).enumerate() {
-            let o = group * group_out + o;
-            let bias = bias.map_or(T::Acc::of(0.0), |b| b[o].widen());
-            tile.images(pixels, |image, pixel, n, at| {
-                let start = (image * shape.out_channels + o) * pixels + pixel;
-                // SAFETY: each (group, tile) is done once, and tiles do not overlap.
-                let out = unsafe { dst.slice(start, n) };
-                for (out, &sum) in out.iter_mut().zip(&row[at..]) {
-                    *out = T::narrow(sum + bias);
-                }
-            });
+    let image_elems = shape.out_channels * shape.out_pixels();
+    let whole = ([0, 0], [1, 1]);
+    let groups = (0..shape.cfg.groups).map(|group| {
+        let weight = &weight[group * group_out * depth..][..group_out * depth];
+        let left = Rows(Lanes::rows(Mat::new(weight, group_out, depth)));
+        let x = x.get(group * shape.group_in() * shape.in_pixels()..).unwrap_or_default();
+        let start = (group * group_out * shape.out_pixels(), image_elems);
+        let sink = Planes::new(dst, start, shape.output, &window, whole);
+        Group {
+            left: Packed::new(&left, group_out, depth),
+            right: Patches::new(x, &window, shape.batch, shape.group_in()),
+            sink: sink.with_bias(bias.map(|b| &b[group * group_out..][..group_out])),
         }
-    };
-    for_each_tile(shape, depth, work);
+    });
+    product(groups.collect(), (group_out, shape.batch * shape.out_pixels()), depth);
 }
 
-/// Runs `work(scratch, group, tile)` over all groups and tiles of output pixels, in parallel.
-fn for_each_tile<S: Default + Send>(
-    shape: &Conv2dShape,
-    depth: usize,
-    work: impl Fn(&mut S, usize, Tile) + Sync,
-) {
-    let tiles = tiles(shape, depth, 0..shape.batch);
-    (0..tiles.len() * shape.cfg.groups).into_par_iter().for_each_init(S::default, |scratch, t| {
-        work(scratch, t / tiles.len(), tiles[t % tiles.len()]);
+/// The operands and the destination of one group's product.
+struct Group<'a, T: Element> {
+    left: Packed<T::Acc>,
+    right: Patches<'a, T>,
+    sink: Planes<'a, T>,
+}
+
+/// The products of all groups, each `m x n` of the given depth.
+fn product<T: Element>(groups: Vec<Group<T>>, (m, n): (usize, usize), depth: usize) {
+    let cuts = Cuts::new((m, n), MOST);
+    (0..groups.len() * cuts.n_tiles).into_par_iter().for_each(|t| {
+        let Group { left, right, sink } = &groups[t / cuts.n_tiles];
+        let (rows, cols) = cuts.tile(t % cuts.n_tiles, m, n);
+        product::tile(left, right, sink, depth, rows.clone(), cols.clone());
+        sink.finish(rows, cols);
     });
 }
 

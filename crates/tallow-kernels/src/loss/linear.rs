@@ -11,7 +11,7 @@ use super::{CrossEntropy, LossError, Online, Sums, absorb_rows};
 use crate::{
     Element, Real,
     cast::{cast, is_own_acc, widened},
-    gemm::{Mat, Store, gemm},
+    gemm::{Mat, Store, gemm, gemm_scratch_bytes},
     par,
     reduce::{sum_cols, sum_cols_scratch_bytes},
 };
@@ -256,7 +256,7 @@ fn assert_len<T>(what: &str, name: &str, slice: Option<&[T]>, n_elems: usize) {
     }
 }
 
-/// Bytes that [`linear_cross_entropy`] borrows: one tile of logits, the softmax state of each row,
+/// Bytes that [`linear_cross_entropy`] borrows on one thread: one tile of logits, what a product packs, the softmax state of each row,
 /// and where `T` is narrower than its accumulator a tile of `x` and one of `weight`, widened.
 pub fn linear_cross_entropy_scratch_bytes<T: Element>(
     n_rows: u64,
@@ -265,11 +265,13 @@ pub fn linear_cross_entropy_scratch_bytes<T: Element>(
     chunk_bytes: u64,
 ) -> u64 {
     let tiles = Tiles::new::<T::Acc>(n_rows as usize, n_classes as usize, chunk_bytes);
-    tiles.bytes::<T>(n_features) + n_rows * size_of::<Online>() as u64
+    let logits =
+        gemm_scratch_bytes::<T::Acc>(tiles.tile_rows as u64, tiles.tile_classes as u64, n_features);
+    tiles.bytes::<T>(n_features) + n_rows * size_of::<Online>() as u64 + logits
 }
 
 /// Bytes that [`linear_cross_entropy_backward`] borrows when all three gradients are asked for:
-/// one tile of logits, the bias gradient's partial sums, and where `T` is narrower than its
+/// one tile of logits, what a product packs on one thread, the bias gradient's partial sums, and where `T` is narrower than its
 /// accumulator a tile of `x`, of `weight` and of `dweight`, and `dx` `[N, D]`, widened.
 pub fn linear_cross_entropy_backward_scratch_bytes<T: Element>(
     n_rows: u64,
@@ -282,5 +284,12 @@ pub fn linear_cross_entropy_backward_scratch_bytes<T: Element>(
     let sums = 2 * tile_classes * size_of::<f64>() as u64;
     let sums = sums + sum_cols_scratch_bytes(tile_rows, tile_classes);
     let grads = if is_own_acc::<T>() { 0 } else { (n_rows + tile_classes) * n_features };
-    tiles.bytes::<T>(n_features) + sums + grads * size_of::<T::Acc>() as u64
+    let products = [
+        (tile_rows, tile_classes, n_features),
+        (tile_rows, n_features, tile_classes),
+        (tile_classes, n_features, tile_rows),
+    ];
+    let packed = products.map(|(m, n, k)| gemm_scratch_bytes::<T::Acc>(m, n, k)).into_iter().max();
+    let packed = packed.unwrap_or(0);
+    tiles.bytes::<T>(n_features) + sums + grads * size_of::<T::Acc>() as u64 + packed
 }

@@ -23,7 +23,7 @@ pub use moment::{Block, BlockError, CHUNK_ELEMS, Format, MIN_BLOCK_ELEMS, Moment
 pub use round::{Draws, Rounding, Weight};
 pub use rule::{Adam, Lion, Rule, Sgd};
 
-use crate::{Element, Real};
+use crate::{Element, Real, isa::vectorized};
 use moment::{add_low, low, num, write};
 
 /// Elements below which an update stays on one thread, and the grain of its division.
@@ -195,16 +195,18 @@ fn serial<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, mut job: Job<T, G>
         let (p, g, m, v) = (&mut p[..n], &mut g[..n], &mut m[..n], &mut v[..n]);
         let first = job.start + at as u64;
         job.weights.load(job.param, at, p);
-        for (g, x) in g.iter_mut().zip(&job.grad[at..]) {
-            *g = num::<G, T::Acc>(*x) * factor;
-        }
+        vectorized(|| {
+            for (g, x) in g.iter_mut().zip(&job.grad[at..]) {
+                *g = num::<G, T::Acc>(*x) * factor;
+            }
+        });
         if let Some(moment) = &job.m {
             moment.load(at, m);
         }
         if let Some(moment) = &job.v {
             moment.load(at, v);
         }
-        rule.apply(p, g, m, v);
+        vectorized(|| rule.apply(p, g, m, v));
         if let Some(moment) = &mut job.m {
             moment.store(at, m, key.draws(1), first);
         }

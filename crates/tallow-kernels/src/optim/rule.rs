@@ -61,6 +61,7 @@ pub struct Lion {
 
 impl Rule {
     /// Updates `p`, and the moments that the rule has, by the gradient `g`.
+    #[inline(always)]
     pub(crate) fn apply<A: Real>(&self, p: &mut [A], g: &[A], m: &mut [A], v: &mut [A]) {
         match self {
             Rule::AdamW(adam) => {
@@ -104,6 +105,7 @@ impl Adam {
 }
 
 impl Sgd {
+    #[inline(always)]
     fn apply<A: Real>(&self, p: &mut [A], g: &[A], m: &mut [A]) {
         let (lr, mu, decay) = (A::of(self.lr), A::of(self.momentum), A::of(self.decay));
         if self.momentum == 0.0 {
@@ -122,6 +124,7 @@ impl Sgd {
 }
 
 impl Lion {
+    #[inline(always)]
     fn apply<A: Real>(&self, p: &mut [A], g: &[A], m: &mut [A]) {
         // c = beta1 m + (1 - beta1) g;  p = p - lr (sign(c) + decay p);  m = beta2 m + (1 - beta2) g
         let (beta1, beta2) = (A::of(self.beta1), A::of(self.beta2));

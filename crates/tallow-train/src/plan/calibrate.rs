@@ -24,7 +24,7 @@ pub(super) struct Calibration {
     pub(super) accum_bytes: u64,
     /// Of each optimizer: all of its state, and what is in memory.
     pub(super) state_bytes: Vec<(u64, u64)>,
-    /// The most that building and calibrating held, above what was there before.
+    /// The most that was held at once while it was built and calibrated.
     pub(super) peak_bytes: u64,
     /// Segments by size of micro-batch, the smallest first.
     costs: Vec<(usize, Vec<SegmentCost>)>,
@@ -60,7 +60,7 @@ impl Calibration {
                 costs: smallest(work, space, policy, &built, left, meter)?,
             })
         });
-        Ok(Self { peak_bytes, ..found? })
+        Ok(Self { peak_bytes: before_bytes + peak_bytes, ..found? })
     }
 
     /// Runs the segments on micro-batches of `n` samples too.
@@ -71,11 +71,12 @@ impl Calibration {
         n: usize,
         meter: &dyn Meter,
     ) -> Result<()> {
+        let before_bytes = meter.current_bytes();
         let (costs, peak_bytes) = peak_during(meter, || {
             let built = work.build(&space.policies[self.policy])?;
             measure(work, space, self.policy, &built, n, meter)
         });
-        self.peak_bytes = self.peak_bytes.max(peak_bytes);
+        self.peak_bytes = self.peak_bytes.max(before_bytes + peak_bytes);
         self.costs.push((n, costs?));
         self.costs.sort_by_key(|(n, _)| *n);
         Ok(())

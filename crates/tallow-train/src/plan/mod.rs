@@ -106,9 +106,10 @@ pub fn plan<W: Workload>(
     meter: &dyn Meter,
 ) -> Result<Found> {
     let budget = budget_bytes.unwrap_or(u64::MAX);
-    let before_bytes = meter.current_bytes();
     let (mut calibrations, untried) = calibrated(work, space, budget, meter)?;
     loop {
+        // Threads and kernels keep scratch once they have run: what is held now is held later too.
+        let before_bytes = meter.current_bytes();
         let mut candidates = Vec::new();
         for calibration in &calibrations {
             for optimizer in 0..space.optimizers.len() {
@@ -144,9 +145,12 @@ fn calibrated<W: Workload>(
     order.sort_by_key(|&policy| width(policy));
     let (mut calibrations, mut untried) = (Vec::<Calibration>::new(), Vec::new());
     for policy in order {
-        let foretold = calibrations.first().map(|c| c.peak_bytes / width(c.policy) * width(policy));
         // The first is tried in any case: it says what would fit.
-        if foretold.is_some_and(|bytes| before_bytes.saturating_add(bytes) > budget) {
+        let foretold = calibrations.first().map_or(0, |c| {
+            let held = before_bytes + c.built_bytes;
+            held + c.peak_bytes.saturating_sub(held) / width(c.policy) * width(policy)
+        });
+        if foretold > budget {
             untried.push(policy);
         } else {
             calibrations.push(Calibration::run(work, space, policy, budget, meter)?);

@@ -19,7 +19,7 @@ pub(super) struct Price<'a, W> {
     pub(super) work: &'a W,
     pub(super) space: &'a Space,
     pub(super) calibration: &'a Calibration,
-    /// Held before any model is built.
+    /// Held when no model is.
     pub(super) before_bytes: u64,
     pub(super) budget: u64,
 }
@@ -60,8 +60,7 @@ impl<W: Workload> Price<'_, W> {
         };
         terms.other_bytes += allowance_bytes(terms.total_bytes());
         // Building and calibrating are part of the process too.
-        let floor = self.before_bytes + found.peak_bytes;
-        terms.transient_bytes += floor.saturating_sub(terms.total_bytes());
+        terms.transient_bytes += found.peak_bytes.saturating_sub(terms.total_bytes());
         let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
         let is_file = space.optimizers[optimizer].place != Place::Ram;
         let moved_bytes = if is_file { 2.0 * state_bytes as f64 } else { 0.0 };
