@@ -1,20 +1,8 @@
-//! Benchmarks: each mode in its own process, a table for people, a JSON object a row for machines.
+//! `bench accuracy`.
 
-use anyhow::{Context, Result, ensure};
+use super::{Common, owned};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use std::{
-    fs::{self, File},
-    io::Write,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-/// What can be measured.
-#[derive(clap::Subcommand)]
-pub(crate) enum Bench {
-    /// Held-out accuracy of the digits model in each precision and optimizer format.
-    Accuracy(Accuracy),
-}
 
 /// Options of `bench accuracy`.
 #[derive(clap::Args)]
@@ -28,12 +16,8 @@ pub(crate) struct Accuracy {
     /// Only the modes whose name contains this.
     #[arg(long)]
     only: Option<String>,
-    /// One update of each mode: that the rows run at all.
-    #[arg(long)]
-    quick: bool,
-    /// Also write one JSON object a run to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// The name of a mode and the settings that make it.
@@ -53,18 +37,12 @@ const MODES: [Mode; 8] = [
     ),
 ];
 
-/// Runs one benchmark; false if a row failed to run, never because it was slow.
-pub(crate) fn run(bench: &Bench) -> Result<bool> {
-    match bench {
-        Bench::Accuracy(options) => accuracy(options),
-    }
-}
-
-fn accuracy(options: &Accuracy) -> Result<bool> {
-    let binary = build()?;
-    let mut json = options.json.as_deref().map(File::create).transpose()?;
-    let seeds = if options.quick { 1 } else { options.seeds };
+/// A row a mode; false if one failed to run.
+pub(super) fn run(options: &Accuracy) -> Result<bool> {
+    let quick = options.common.quick;
+    let seeds = if quick { 1 } else { options.seeds };
     ensure!(seeds > 0, "--seeds is 0, a mean needs 1 at least");
+    let (binary, mut lines) = options.common.open()?;
     println!("| mode | held-out accuracy, mean of {seeds} | worst | peak bytes | s/update |");
     println!("|---|---|---|---|---|");
     let mut all_ran = true;
@@ -72,18 +50,16 @@ fn accuracy(options: &Accuracy) -> Result<bool> {
     for &(name, settings) in MODES.iter().filter(wanted) {
         let mut reports = Vec::new();
         for seed in 0..seeds {
-            let mut settings: Vec<String> = settings.iter().map(|s| (*s).to_string()).collect();
+            let mut settings = owned(settings);
             settings.push(format!("train.seed={seed}"));
             settings.push(format!("train.epochs={}", options.epochs));
-            if options.quick {
+            if quick {
                 settings.push("train.max_updates=1".to_string());
             }
-            match train(&binary, &settings) {
+            match binary.train(&settings, None) {
                 Ok(mut report) => {
                     report["mode"] = json!(name);
-                    if let Some(file) = &mut json {
-                        writeln!(file, "{report}")?;
-                    }
+                    lines.write(&report)?;
                     reports.push(report);
                 }
                 Err(error) => {
@@ -111,32 +87,6 @@ fn row(name: &str, reports: &[Value]) -> String {
         100.0 * worst,
         mean(&all("secs_per_step")),
     )
-}
-
-/// The release binary, built.
-fn build() -> Result<PathBuf> {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "--package", "tallow-cli"])
-        .status()?;
-    ensure!(status.success(), "cargo build --release --package tallow-cli: {status}");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
-    Ok(target.join("release").join("tallow"))
-}
-
-/// One run in a process of its own, and what it reported.
-fn train(binary: &Path, settings: &[String]) -> Result<Value> {
-    let folder = std::env::temp_dir().join(format!("tallow-bench-{}", std::process::id()));
-    let mut command = Command::new(binary);
-    command.arg("train").arg("--out").arg(&folder);
-    settings.iter().for_each(|s| {
-        command.args(["--set", s]);
-    });
-    let output = command.output().with_context(|| binary.display().to_string())?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", error.trim());
-    let report = fs::read_to_string(folder.join("report.json"))?;
-    fs::remove_dir_all(&folder)?;
-    Ok(serde_json::from_str(&report)?)
 }
 
 #[cfg(test)]

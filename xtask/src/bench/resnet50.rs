@@ -1,0 +1,68 @@
+//! `bench resnet50`: ResNet-50 on made-up images.
+
+use super::{
+    Common,
+    versus::{self, Mode, Plan, Work},
+};
+use anyhow::Result;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Options of `bench resnet50`.
+#[derive(clap::Args)]
+pub(crate) struct ResNet50 {
+    #[command(flatten)]
+    common: Common,
+    /// A Python whose torch is measured beside.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Side of an image, in pixels.
+    #[arg(long, default_value_t = 224)]
+    size: u64,
+    /// Images a step.
+    #[arg(long, default_value_t = 8)]
+    batch: u64,
+    /// Steps of each run.
+    #[arg(long, default_value_t = 3)]
+    steps: u64,
+    /// Runs of each mode, in turns; times are medians over them.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The budget of the row that has one.
+    #[arg(long, value_name = "BYTES", default_value = "0.6GiB")]
+    budget: String,
+    /// Only the modes whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// Measures and prints; false if a row failed to run.
+pub(super) fn run(options: &ResNet50) -> Result<bool> {
+    let quick = options.common.quick;
+    let (size, batch, steps) =
+        if quick { (64, 4, 1) } else { (options.size, options.batch, options.steps) };
+    let plan = Plan {
+        common: &options.common,
+        python: options.python.as_deref(),
+        rounds: if quick { 1 } else { options.rounds },
+        only: options.only.as_deref(),
+    };
+    versus::run(&work(size, batch, steps), &plan, Mode::all(&options.budget))
+}
+
+fn work(size: u64, batch: u64, steps: u64) -> Work {
+    let settings = vec![
+        "model.name=resnet50".to_string(),
+        "data.source=synthetic".to_string(),
+        format!("data.image_size=[{size},{size}]"),
+        format!("data.n_samples={}", batch * steps),
+        "data.held_out=1".to_string(),
+        format!("train.batch={batch}"),
+        "train.epochs=1".to_string(),
+        format!("train.max_updates={steps}"),
+        "train.learning_rate=1e-4".to_string(),
+        "train.schedule=constant".to_string(),
+    ];
+    let torch = json!({"model": "resnet50", "batch": batch, "size": size, "steps": steps});
+    Work { bench: "resnet50", settings, torch }
+}

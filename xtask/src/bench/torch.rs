@@ -1,0 +1,43 @@
+//! PyTorch on the same work, if there is one.
+
+use super::binary::output_of;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const SCRIPT: &str = include_str!("../../python/torch_step.py");
+
+/// A Python that has torch.
+pub(super) struct Torch {
+    python: PathBuf,
+}
+
+impl Torch {
+    /// The one that `python` has.
+    /// # Errors
+    /// Why there is none, in a few words.
+    pub(super) fn of(python: Option<&Path>) -> Result<Self, String> {
+        let Some(python) = python else { return Err("no --python was given".to_string()) };
+        let found = output_of(Command::new(python).args(["-c", "import torch"]));
+        found.map_err(|error| format!("--python `{}`: {error:#}", python.display()))?;
+        Ok(Self { python: python.to_path_buf() })
+    }
+
+    /// A few steps of `work` in `modes`, as the script reports them.
+    /// # Errors
+    /// What it complained about.
+    pub(super) fn train(&self, work: &Value, modes: &[&str]) -> Result<Value> {
+        let mut work = work.clone();
+        work["modes"] = json!(modes);
+        let mut command = Command::new(&self.python);
+        let output = output_of(command.args(["-c", SCRIPT, &work.to_string()]))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let line = text.trim().lines().last().context("torch printed nothing")?;
+        let mut report: Value = serde_json::from_str(line).with_context(|| line.to_string())?;
+        report["precision"] = json!(if modes.contains(&"bf16") { "bf16" } else { "f32" });
+        Ok(report)
+    }
+}
