@@ -4,7 +4,7 @@
 //! type; [`apply`] makes a candle custom op of it. Operands may be strided or offset: they are
 //! copied only if their elements do not lie side by side, and the copy dies with the call.
 
-use crate::{Error, Result};
+use crate::{Error, Result, aside};
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Storage, Tensor,
     WithDType,
@@ -256,6 +256,7 @@ impl<K: Kernel> Op<K> {
         out: &Tensor,
         dout: &Tensor,
     ) -> candle_core::Result<Grads> {
+        let operands = args;
         let all: Vec<_> =
             args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
         let mut views = Vec::with_capacity(all.len());
@@ -268,10 +269,11 @@ impl<K: Kernel> Op<K> {
         }
         let (args, rest) = views.split_at(args.len());
         let (out, dout) = (rest[0], rest[1]);
-        let grads = with_float!(K::NAME, args[0].dtype(), T => {
+        let mut grads = with_float!(K::NAME, args[0].dtype(), T => {
             self.0.kernel.backward::<T>(args, out, dout)
         })?;
         debug_assert_eq!(grads.len(), args.len(), "{}: one gradient per operand", K::NAME);
+        aside::divert(operands, &mut grads)?;
         Ok(grads)
     }
 }

@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod aside;
 pub mod composed;
 mod cpu;
 mod error;

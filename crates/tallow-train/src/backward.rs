@@ -1,15 +1,19 @@
 //! Forward and backward of one micro-batch, a segment at a time.
 
 use crate::{Error, Result};
-use candle_core::{Tensor, backprop::GradStore};
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use candle_core::{Tensor, TensorId, backprop::GradStore};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 use tallow_memory::{Meter, Watermark};
 use tallow_models::{Score, Segments};
+use tallow_precision::Masters;
 use tallow_recompute::{Again, Bytes, Chain, Plan, Segment, SegmentCost};
-use tallow_tensor::{ops::CrossEntropy, pass};
+use tallow_tensor::{aside, ops::CrossEntropy, pass};
 
 /// Looks at the memory between segments, so that a step ends with an error before the process ends.
 pub struct Watch {
@@ -40,6 +44,8 @@ pub(crate) struct Work<'a, M> {
     pub(crate) plan: &'a Plan,
     pub(crate) cfg: CrossEntropy,
     pub(crate) watch: &'a Watch,
+    /// Variables whose gradients are kept out of candle's store.
+    pub(crate) params: &'a Arc<HashSet<TensorId>>,
 }
 
 impl<M: Segments> Work<'_, M> {
@@ -56,8 +62,13 @@ impl<M: Segments> Work<'_, M> {
         let (loss, tape) = chain.forward(inputs, self.plan).map_err(|e| failure.or(e))?;
         let sum = loss.to_dtype(candle_core::DType::F64)?.to_scalar()?;
         let found = MicroLoss { sum, n_counted: n_counted.load(Relaxed) };
-        let mut sink = |_: &str, grads: GradStore| Ok(failure.keep(take(grads))?);
-        tape.backward_from_loss(&loss, seed(found), &mut sink).map_err(|e| failure.or(e))?;
+        let mut sink = |_: &str, mut grads: GradStore| {
+            aside::take_aside(&mut grads)?;
+            Ok(failure.keep(take(grads))?)
+        };
+        let (params, seed) = (self.params.clone(), seed(found));
+        let done = aside::set_aside(params, || tape.backward_from_loss(&loss, seed, &mut sink));
+        done.map_err(|e| failure.or(e))?;
         Ok(found)
     }
 
@@ -68,8 +79,24 @@ impl<M: Segments> Work<'_, M> {
         bytes: &dyn Bytes,
     ) -> Result<Vec<SegmentCost>> {
         let (n_counted, failure) = (AtomicU64::new(0), Failure::default());
-        let chain = self.chain(targets, &n_counted, &failure);
-        chain.measure(inputs, bytes).map_err(|e| failure.or(e))
+        let n_segments = self.model.names().len() + 1;
+        let of_params: Vec<AtomicU64> = (0..n_segments).map(|_| AtomicU64::new(0)).collect();
+        let mut chain = self.chain(targets, &n_counted, &failure);
+        for (segment, of_params) in chain.segments.iter_mut().zip(&of_params) {
+            let unwatched = std::mem::replace(&mut segment.forward, Box::new(|x| Ok(x.clone())));
+            segment.forward = Box::new(move |x| {
+                // What the segment's last backward set aside goes here, where the sink would take it.
+                let n_bytes = aside::take_aside(&mut GradStore::default())?;
+                of_params.fetch_max(n_bytes, Relaxed);
+                unwatched(x)
+            });
+        }
+        let measured = aside::set_aside(self.params.clone(), || chain.measure(inputs, bytes));
+        let mut costs = measured.map_err(|e| failure.or(e))?;
+        for (cost, of_params) in costs.iter_mut().zip(&of_params) {
+            cost.param_grad_bytes += of_params.load(Relaxed);
+        }
+        Ok(costs)
     }
 
     /// The score of `inputs`; nothing is kept.
@@ -106,6 +133,12 @@ impl<M: Segments> Work<'_, M> {
         }));
         Chain { replay: Arc::new(here), ..Chain::new(segments) }
     }
+}
+
+/// The variables that a model of `masters` computes with.
+pub(crate) fn variables(masters: &Masters) -> Arc<HashSet<TensorId>> {
+    let all = masters.params().into_iter().chain(masters.copies());
+    Arc::new(all.map(|(_, var)| var.as_tensor().id()).collect())
 }
 
 /// The hidden state of tallow's layers: their random draws, and statistics that move once.

@@ -2,10 +2,13 @@
 
 use crate::{
     Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Sizing, Skip, Update,
-    backward::{MicroLoss, Watch, Work},
+    backward::{MicroLoss, Watch, Work, variables},
 };
 use candle_core::{Tensor, TensorId, Var, backprop::GradStore};
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum, accumulator_bytes};
 use tallow_data::Batch;
 use tallow_memory::{Category, Held, Ledger, NoMeter, Watermark, peak_during};
@@ -21,6 +24,8 @@ pub struct Trainer<M> {
     sizing: Sizing,
     /// In the ledger, if there is one.
     entries: Vec<Held>,
+    /// Those that the model computes with.
+    variables: Arc<HashSet<TensorId>>,
     masters: Masters,
     /// Master parameters that are trained, sorted by name.
     params: Vec<(String, Var)>,
@@ -62,6 +67,7 @@ impl<M: Segments> Trainer<M> {
             watch,
             sizing,
             entries: Vec::new(),
+            variables: variables(&masters),
             masters,
             params,
             buffers,
@@ -199,7 +205,7 @@ impl<M: Segments> Trainer<M> {
             let targets = batch.targets.narrow(0, piece.start, piece.len())?;
             let scale = self.scale.seed();
             let (masters, accum) = (&self.masters, &mut self.accum);
-            let found = work(&self.model, &self.recipe, &self.watch).run(
+            let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
                 (&inputs, &targets),
                 |_| scale,
                 |mut grads| {
@@ -319,7 +325,7 @@ impl<M: Segments> Trainer<M> {
         let (mut norm, mut n_parts) = (GradientNorm::new(), Ties::default());
         let (masters, params, mut parts) = (&self.masters, &self.params, Parts::of(&self.ties));
         let scale = self.scale.seed();
-        let found = work(&self.model, &self.recipe, &self.watch).run(
+        let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
             (&batch.inputs, &batch.targets),
             |_| scale,
             |mut grads| {
@@ -344,7 +350,7 @@ impl<M: Segments> Trainer<M> {
         let (update, mut parts) = (self.n_windows, Parts::of(&self.ties));
         // Set by the forward, before any gradient comes.
         let one_by_one = std::cell::Cell::new(MicroLoss { sum: f64::NAN, n_counted: 0 });
-        work(&self.model, &self.recipe, &self.watch).run(
+        work(&self.model, &self.recipe, &self.watch, &self.variables).run(
             (&batch.inputs, &batch.targets),
             |found| {
                 one_by_one.set(found);
@@ -379,7 +385,7 @@ impl<M: Segments> Trainer<M> {
     /// If the model refuses it.
     pub fn rehearse(&self, batch: &Batch) -> Result<()> {
         let n_samples = batch.targets.dim(0)?;
-        let work = work(&self.model, &self.recipe, &self.watch);
+        let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
         pass::replay(pass::position(), || work.infer(&batch.inputs, &batch.targets, true))
             .map_err(|error| Error::MicroBatch { n_samples, error: Box::new(error) })
             .map(|_| ())
@@ -395,7 +401,7 @@ impl<M: Segments> Trainer<M> {
         let mut all = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
         for batch in batches {
             let batch = batch?;
-            let work = work(&self.model, &self.recipe, &self.watch);
+            let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
             let score = work.infer(&batch.inputs, &batch.targets, false)?;
             all.loss_sum += score.loss_sum;
             all.n_counted += score.n_counted;
@@ -448,10 +454,15 @@ fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
     }
 }
 
-fn work<'a, M>(model: &'a M, recipe: &'a Recipe, watch: &'a Watch) -> Work<'a, M> {
+fn work<'a, M>(
+    model: &'a M,
+    recipe: &'a Recipe,
+    watch: &'a Watch,
+    params: &'a Arc<HashSet<TensorId>>,
+) -> Work<'a, M> {
     let label_smoothing = recipe.label_smoothing;
     let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing };
-    Work { model, plan: &recipe.recompute, cfg, watch }
+    Work { model, plan: &recipe.recompute, cfg, watch, params }
 }
 
 /// Tells the scale, and says whether to go on.

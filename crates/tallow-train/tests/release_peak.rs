@@ -105,8 +105,9 @@ fn plans(n_layers: usize) -> [Plan; 2] {
     [Plan::keep_all(n_layers + 1), Plan(halves)]
 }
 
-/// Within a segment candle holds one gradient three times: zeros, what the op gave, their sum.
-const GRADIENT_COPIES: u64 = 3;
+/// A segment's gradient is held once: operations set it aside, candle's store never sees it. The
+/// issue allows two layers' gradients.
+const GRADIENT_COPIES: u64 = 1;
 /// Inputs, outputs and their gradients of all layers (8 KiB each), and scratch of the products.
 const BESIDE_BYTES: u64 = LAYER_BYTES / 2;
 

@@ -3,7 +3,7 @@
 use super::{Built, Space, Workload};
 use crate::{
     Gradients, Result,
-    backward::{Watch, Work},
+    backward::{Watch, Work, variables},
 };
 use candle_core::Var;
 use std::cell::RefCell;
@@ -135,7 +135,8 @@ fn measure<W: Workload>(
     let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
     let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing: space.label_smoothing };
     let plan = Plan::keep_all(built.model.names().len() + 1);
-    let work = Work { model: &built.model, plan: &plan, cfg, watch: &watch };
+    let params = variables(&built.masters);
+    let work = Work { model: &built.model, plan: &plan, cfg, watch: &watch, params: &params };
     let bytes = Scoped { meter, scope: RefCell::new(None) };
     // Draws and statistics stay as they are.
     let mut costs =

@@ -110,11 +110,14 @@ pub fn plan<W: Workload>(
     loop {
         // Threads and kernels keep scratch once they have run: what is held now is held later too.
         let before_bytes = meter.current_bytes();
+        // Building and calibrating are part of the process too.
+        let floor_bytes = calibrations.iter().map(|c| c.peak_bytes).max().unwrap_or(0);
         let mut candidates = Vec::new();
         for calibration in &calibrations {
             for optimizer in 0..space.optimizers.len() {
                 for &micro_batch in &space.micro_batches {
-                    let price = Price { work, space, calibration, before_bytes, budget };
+                    let price =
+                        Price { work, space, calibration, before_bytes, floor_bytes, budget };
                     candidates.extend(price.candidate(optimizer, micro_batch)?);
                 }
             }

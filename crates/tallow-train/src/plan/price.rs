@@ -21,6 +21,8 @@ pub(super) struct Price<'a, W> {
     pub(super) calibration: &'a Calibration,
     /// Held when no model is.
     pub(super) before_bytes: u64,
+    /// The most that was held so far.
+    pub(super) floor_bytes: u64,
     pub(super) budget: u64,
 }
 
@@ -59,8 +61,7 @@ impl<W: Workload> Price<'_, W> {
             ..held
         };
         terms.other_bytes += allowance_bytes(terms.total_bytes());
-        // Building and calibrating are part of the process too.
-        terms.transient_bytes += found.peak_bytes.saturating_sub(terms.total_bytes());
+        terms.transient_bytes += self.floor_bytes.saturating_sub(terms.total_bytes());
         let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
         let is_file = space.optimizers[optimizer].place != Place::Ram;
         let moved_bytes = if is_file { 2.0 * state_bytes as f64 } else { 0.0 };
