@@ -13,6 +13,9 @@ use tallow_models::Segments;
 use tallow_recompute::{Bytes, Plan, SegmentCost};
 use tallow_tensor::{ops::CrossEntropy, pass};
 
+/// How far a size between two that ran counts as.
+const BETWEEN_DOUBLINGS: f64 = 0.5;
+
 /// Figures of one precision.
 pub(super) struct Calibration {
     /// Place in [`Space::policies`].
@@ -82,17 +85,19 @@ impl Calibration {
         Ok(())
     }
 
-    /// The segments on micro-batches of `n` samples, and whether they ran: else they are on the line
-    /// through the nearest two. `None` if there is only one, another.
-    pub(super) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, bool)> {
+    /// The segments on micro-batches of `n` samples, and how far that is from what ran, in doublings:
+    /// else they are on the line through the nearest two. `None` if there is only one, another.
+    pub(super) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, f64)> {
         if let Some((_, costs)) = self.costs.iter().find(|(found, _)| *found == n) {
-            return Some((costs.clone(), true));
+            return Some((costs.clone(), 0.0));
         }
         let above = self.costs.iter().position(|(found, _)| *found > n);
         let last = above.unwrap_or(self.costs.len() - 1).max(1);
         let [(n_1, first), (n_2, second)] = self.costs.get(last - 1..=last)? else { return None };
         let t = (n as f64 - *n_1 as f64) / (*n_2 as f64 - *n_1 as f64);
-        Some((first.iter().zip(second).map(|(a, b)| on_line(a, b, t)).collect(), false))
+        let costs = first.iter().zip(second).map(|(a, b)| on_line(a, b, t)).collect();
+        let largest = self.costs.last().map_or(n, |(n, _)| *n);
+        Some((costs, (n as f64 / largest as f64).log2().max(BETWEEN_DOUBLINGS)))
     }
 }
 

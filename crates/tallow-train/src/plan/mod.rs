@@ -17,7 +17,7 @@ use price::Price;
 use std::fmt;
 use tallow_memory::{
     Meter, Terms,
-    plan::{Choice, Knobs, Priced, pick},
+    plan::{Choice, Knobs, NothingFits::AllAbove, Priced, pick},
 };
 use tallow_recompute::Plan;
 
@@ -108,23 +108,13 @@ pub fn plan<W: Workload>(
     let budget = budget_bytes.unwrap_or(u64::MAX);
     let (mut calibrations, untried) = calibrated(work, space, budget, meter)?;
     loop {
-        // Threads and kernels keep scratch once they have run: what is held now is held later too.
-        let before_bytes = meter.current_bytes();
         // Building and calibrating are part of the process too.
         let floor_bytes = calibrations.iter().map(|c| c.peak_bytes).max().unwrap_or(0);
-        let mut candidates = Vec::new();
-        for calibration in &calibrations {
-            for optimizer in 0..space.optimizers.len() {
-                for &micro_batch in &space.micro_batches {
-                    let price =
-                        Price { work, space, calibration, before_bytes, floor_bytes, budget };
-                    candidates.extend(price.candidate(optimizer, micro_batch)?);
-                }
-            }
-        }
-        // The sort is stable: the user's order stays among those that turn the same knobs.
-        candidates.sort_by_key(|c| c.knobs.iter().map(|k| 1u32 << *k as u32).sum::<u32>());
-        let chosen = choose(&candidates, space, budget)?;
+        let candidates = priced(work, space, &calibrations, floor_bytes, budget, meter)?;
+        let Ok(chosen) = choose(&candidates, space, budget) else {
+            drop((candidates, calibrations));
+            return Err(hopeless(work, space, budget, meter)?);
+        };
         let Candidate { policy, micro_batch, measured, .. } = candidates[chosen];
         if measured {
             return Ok(Found { candidates, untried, chosen });
@@ -132,6 +122,51 @@ pub fn plan<W: Workload>(
         let calibration = calibrations.iter_mut().find(|c| c.policy == policy);
         calibration.expect("a candidate's").refine(work, space, micro_batch, meter)?;
     }
+}
+
+/// What would fit, where nothing does: every precision is calibrated for that, beyond the budget.
+fn hopeless<W: Workload>(work: &W, space: &Space, budget: u64, meter: &dyn Meter) -> Result<Error> {
+    let (calibrations, _) = calibrated(work, space, u64::MAX, meter)?;
+    // A run under the budget that is reported here may leave out all calibrations but the smallest.
+    let floor_bytes = calibrations.iter().map(|c| c.peak_bytes).min().unwrap_or(0);
+    let candidates = priced(work, space, &calibrations, floor_bytes, 0, meter)?;
+    let mut error = choose(&candidates, space, 0).expect_err("nothing fits 0 bytes");
+    if let Error::NothingFits(NothingFits {
+        allowed: AllAbove { budget_bytes, smallest_bytes, .. },
+        forbidden,
+    }) = &mut error
+    {
+        *budget_bytes = budget;
+        // Where it would fit by a hair's breadth, the calibration under the budget has taken that.
+        *smallest_bytes = (*smallest_bytes).max(budget + budget / 50);
+        *forbidden = helpful(&candidates, space, budget);
+    }
+    Ok(error)
+}
+
+/// Every choice with its price.
+fn priced<W: Workload>(
+    work: &W,
+    space: &Space,
+    calibrations: &[Calibration],
+    floor_bytes: u64,
+    budget: u64,
+    meter: &dyn Meter,
+) -> Result<Vec<Candidate>> {
+    // Threads and kernels keep scratch once they have run: what is held now is held later too.
+    let before_bytes = meter.current_bytes();
+    let mut candidates = Vec::new();
+    for calibration in calibrations {
+        for optimizer in 0..space.optimizers.len() {
+            for &micro_batch in &space.micro_batches {
+                let price = Price { work, space, calibration, before_bytes, floor_bytes, budget };
+                candidates.extend(price.candidate(optimizer, micro_batch)?);
+            }
+        }
+    }
+    // The sort is stable: the user's order stays among those that turn the same knobs.
+    candidates.sort_by_key(|c| c.knobs.iter().map(|k| 1u32 << *k as u32).sum::<u32>());
+    Ok(candidates)
 }
 
 /// The precisions that can be calibrated within the budget, and the places of those that cannot.
@@ -170,20 +205,23 @@ fn choose(candidates: &[Candidate], space: &Space, budget: u64) -> Result<usize>
             let is_picked = |c: &Candidate| *c == picked.choice;
             Ok(candidates.iter().position(is_picked).expect("it is one of them"))
         }
-        Err(allowed_nothing) => {
-            let with = |&knob: &Knob| {
-                let forbid: Vec<Knob> =
-                    space.forbid.iter().copied().filter(|k| *k != knob).collect();
-                let candidates = allowed(candidates, &forbid);
-                let found = pick(&candidates, budget).ok()?;
-                Some((knob, found.terms.total_bytes(), found.secs_per_sample))
-            };
-            let helpful = space.forbid.iter().filter_map(with);
-            let best = helpful.min_by(|a, b| a.2.total_cmp(&b.2));
-            let forbidden = best.map(|(knob, bytes, _)| (knob, bytes));
-            Err(Error::NothingFits(NothingFits { allowed: allowed_nothing, forbidden }))
+        Err(allowed) => {
+            let forbidden = helpful(candidates, space, budget);
+            Err(Error::NothingFits(NothingFits { allowed, forbidden }))
         }
     }
+}
+
+/// The forbidden knob that, if it were allowed, would make something fit at the least cost of time.
+fn helpful(candidates: &[Candidate], space: &Space, budget: u64) -> Option<(Knob, u64)> {
+    let with = |&knob: &Knob| {
+        let forbid: Vec<Knob> = space.forbid.iter().copied().filter(|k| *k != knob).collect();
+        let candidates = allowed(candidates, &forbid);
+        let found = pick(&candidates, budget).ok()?;
+        Some((knob, found.terms.total_bytes(), found.secs_per_sample))
+    };
+    let all = space.forbid.iter().filter_map(with);
+    all.min_by(|a, b| a.2.total_cmp(&b.2)).map(|(knob, bytes, _)| (knob, bytes))
 }
 
 /// Those that turn no forbidden knob, with what knobs must win added to their time, in steps of

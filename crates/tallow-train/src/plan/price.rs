@@ -9,6 +9,10 @@ use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate};
 /// Bytes a second that a state file is taken to move.
 const FILE_BYTES_PER_SEC: f64 = 1e9;
 
+/// Share of its activations that a micro-batch may need beyond the line, for each doubling of what
+/// ran: kernels' scratch grows in steps.
+const BEYOND_LINE: f64 = 0.03;
+
 /// For names, lists and whatever else is of a few bytes, beside `bytes` that are foreseen.
 pub(super) const fn allowance_bytes(bytes: u64) -> u64 {
     (64 << 10) + bytes / 200
@@ -35,7 +39,7 @@ impl<W: Workload> Price<'_, W> {
         micro_batch: usize,
     ) -> Result<Option<Candidate>> {
         let (space, found, policy) = (self.space, self.calibration, self.calibration.policy);
-        let Some((costs, measured)) = found.costs_at(micro_batch) else { return Ok(None) };
+        let Some((costs, doublings)) = found.costs_at(micro_batch) else { return Ok(None) };
         let (state_bytes, resident_bytes) = found.state_bytes[optimizer];
         let held = Terms {
             weights_bytes: found.built_bytes,
@@ -61,6 +65,9 @@ impl<W: Workload> Price<'_, W> {
             ..held
         };
         terms.other_bytes += allowance_bytes(terms.total_bytes());
+        // It will be run before it is chosen, and that must fit.
+        let doubt = BEYOND_LINE * doublings * terms.total_bytes() as f64;
+        terms.transient_bytes += doubt.ceil() as u64;
         terms.transient_bytes += self.floor_bytes.saturating_sub(terms.total_bytes());
         let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
         let is_file = space.optimizers[optimizer].place != Place::Ram;
@@ -75,7 +82,7 @@ impl<W: Workload> Price<'_, W> {
             recompute,
             terms,
             secs_per_sample: secs / space.batch as f64,
-            measured,
+            measured: doublings == 0.0,
         }))
     }
 }
