@@ -17,6 +17,7 @@ use tallow_train::plan::{Candidate, Found, plan};
 pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<()> {
     let opened = config.source.open(config.seed)?;
     let work = Work { config, opened: &opened };
+    work.check()?;
     let found = plan(&work, &work.space(), config.budget, meter)?;
     let chosen = &found.candidates[found.chosen];
     if as_json {

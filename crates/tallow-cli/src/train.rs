@@ -68,6 +68,7 @@ fn train<'a>(
         config.warmup_updates
     );
     report::prepare(out)?;
+    work.check()?;
     let weighed = choose(&work, meter)?;
     let chosen = &weighed[0];
     let precision = &config.precisions[chosen.policy];
@@ -86,15 +87,17 @@ fn train<'a>(
     let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
     let ledger = Ledger::new();
     trainer.account(&ledger);
-    trainer.watch(Watch { guard: Watermark::off(ledger), meter });
+    trainer.watch(Watch { guard: Watermark::off(ledger.clone()), meter });
     if let Some(sizing) = sizing(config, chosen, meter)? {
         trainer.size_by(sizing)?;
     }
     introduce(config, &opened, chosen, n_params);
     let mut view = View::new(n_updates, config.epochs, meter);
     let outcome = fit(&mut trainer, &epochs, |event| view.show(event));
-    let outcome = outcome.inspect_err(|error| post_mortem(error, config, &weighed, meter))?;
+    let outcome =
+        outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
     let report = Report {
+        micro_batch: trainer.split().micro_batch() as u64,
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
         optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
         ..summary(config, &opened, chosen, &outcome, n_params)
@@ -126,6 +129,7 @@ fn post_mortem(
     error: &tallow_train::Error,
     config: &Config,
     weighed: &[Candidate],
+    ledger: &Ledger,
     meter: &dyn Meter,
 ) {
     let (tallow_train::Error::Memory(_), Some(budget)) = (error, config.budget) else { return };
@@ -134,8 +138,9 @@ fn post_mortem(
         secs_per_sample: candidate.secs_per_sample,
         choice: candidate.clone(),
     };
-    let priced: Vec<_> = weighed.iter().map(priced).collect();
-    let at_peak = weighed[0].terms.reconciled(meter.peak_bytes());
+    let is_allowed = |c: &&Candidate| c.knobs.iter().all(|knob| !config.forbid.contains(knob));
+    let priced: Vec<_> = weighed.iter().filter(is_allowed).map(priced).collect();
+    let at_peak = ledger.at_peak().reconciled(meter.peak_bytes());
     say!("{}", PostMortem::new(at_peak, budget, &priced));
 }
 

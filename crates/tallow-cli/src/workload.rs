@@ -6,8 +6,9 @@ use tallow_data::{Batch, Order, Tail};
 use tallow_models::Segments;
 use tallow_train::{
     Params, Result,
-    plan::{Built, Space, Workload},
-    precision::{Masters, Policy},
+    plan::{Built, Recomputation, Space, Workload},
+    precision::{self, Masters},
+    recompute::{Policy, SegmentCost},
 };
 
 /// A configuration and its data.
@@ -25,6 +26,30 @@ impl Work<'_> {
         let mut names = model.names();
         names.push(model.head_name());
         Ok(names)
+    }
+
+    /// That the data fill a batch, and that patterns match.
+    /// # Errors
+    /// Those that do not.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let (batch, n_samples) = (self.config.batch, self.opened.train.n_samples());
+        anyhow::ensure!(
+            batch <= n_samples,
+            "the run would make 0 updates: a batch of {batch} is more than the {n_samples} samples"
+        );
+        if let Recomputation::Rule(Policy::Named(patterns)) = &self.config.recomputation {
+            let names = self.segment_names()?;
+            let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();
+            for pattern in patterns {
+                let plan = Policy::Named(vec![pattern.clone()]).plan(&costs)?;
+                anyhow::ensure!(
+                    plan.n_redone() > 0,
+                    "memory.recompute: `{pattern}` matches no segment; there are {}",
+                    names.join(", ")
+                );
+            }
+        }
+        Ok(())
     }
 
     /// What the planner may choose from.
@@ -47,7 +72,7 @@ impl Work<'_> {
 impl Workload for Work<'_> {
     type Model = Box<dyn Segments>;
 
-    fn build(&self, policy: &Policy) -> Result<Built<Box<dyn Segments>>> {
+    fn build(&self, policy: &precision::Policy) -> Result<Built<Box<dyn Segments>>> {
         let params = Params::new(self.config.seed);
         let masters = Masters::new(policy.clone(), params.clone())?;
         let vb = masters.builder(&Device::Cpu);
@@ -61,13 +86,13 @@ impl Workload for Work<'_> {
         Ok(Built { model, masters, buffers: params.buffers() })
     }
 
-    fn batch(&self, policy: &Policy, n_samples: usize) -> Result<Batch> {
+    fn batch(&self, policy: &precision::Policy, n_samples: usize) -> Result<Batch> {
         let set = self.opened.train.dataset(policy.compute);
         let mut batches = set.epoch(n_samples, Order::Sequential, Tail::Keep)?;
         Ok(batches.next().expect("an epoch has a batch")?)
     }
 
-    fn batch_bytes(&self, policy: &Policy, n_samples: usize) -> u64 {
+    fn batch_bytes(&self, policy: &precision::Policy, n_samples: usize) -> u64 {
         self.opened.train.dataset(policy.compute).batch_bytes(n_samples)
     }
 }

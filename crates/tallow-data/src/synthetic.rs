@@ -82,10 +82,11 @@ impl Dataset for Synthetic {
         let n = n_samples as u64;
         match self.kind {
             Kind::Images { dims, dtype, .. } => {
-                let n_elems: u64 = dims.iter().map(|&n| n as u64).product();
-                n * (n_elems * dtype.size_in_bytes() as u64 + 4)
+                let n_elems = dims.iter().fold(1u64, |n, &dim| n.saturating_mul(dim as u64));
+                let bytes = n_elems.saturating_mul(dtype.size_in_bytes() as u64);
+                n.saturating_mul(bytes.saturating_add(4))
             }
-            Kind::Tokens { n_tokens, .. } => n * n_tokens as u64 * 8,
+            Kind::Tokens { n_tokens, .. } => n.saturating_mul(n_tokens as u64).saturating_mul(8),
         }
     }
 }

@@ -171,6 +171,11 @@ impl Config {
         Ok(())
     }
 
+    /// Whether no group freezes `name`.
+    pub fn is_trained(&self, name: &str) -> bool {
+        matches!(self.treatment(name), Treatment::Trained { .. })
+    }
+
     /// What becomes of parameter `name`.
     pub(crate) fn treatment(&self, name: &str) -> Treatment {
         let group = self.groups.iter().find(|g| crate::pattern::matches(&g.pattern, name));

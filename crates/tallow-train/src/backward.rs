@@ -6,7 +6,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 use tallow_memory::{Meter, Watermark};
@@ -46,6 +46,24 @@ pub(crate) struct Work<'a, M> {
     pub(crate) watch: &'a Watch,
     /// Variables whose gradients are kept out of candle's store.
     pub(crate) params: &'a Arc<HashSet<TensorId>>,
+    /// Whether gradients update parameters as they come: then some row must count.
+    pub(crate) released: bool,
+    /// Whether a parameter has been updated.
+    pub(crate) committed: AtomicBool,
+}
+
+impl<M> Work<'_, M> {
+    /// From here on the memory is not looked at.
+    pub(crate) fn commit(&self) {
+        self.committed.store(true, Relaxed);
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.committed.load(Relaxed) {
+            true => Ok(()),
+            false => Ok(self.watch.check()?),
+        }
+    }
 }
 
 impl<M: Segments> Work<'_, M> {
@@ -62,8 +80,12 @@ impl<M: Segments> Work<'_, M> {
         let (loss, tape) = chain.forward(inputs, self.plan).map_err(|e| failure.or(e))?;
         let sum = loss.to_dtype(candle_core::DType::F64)?.to_scalar()?;
         let found = MicroLoss { sum, n_counted: n_counted.load(Relaxed) };
+        if self.released && found.n_counted == 0 {
+            return Err(tallow_accum::Error::ZeroWeight { n_micro_batches: 1 }.into());
+        }
         let mut sink = |_: &str, mut grads: GradStore| {
             aside::take_aside(&mut grads)?;
+            failure.keep(self.check())?;
             Ok(failure.keep(take(grads))?)
         };
         let (params, seed) = (self.params.clone(), seed(found));
@@ -80,20 +102,23 @@ impl<M: Segments> Work<'_, M> {
     ) -> Result<Vec<SegmentCost>> {
         let (n_counted, failure) = (AtomicU64::new(0), Failure::default());
         let n_segments = self.model.names().len() + 1;
-        let of_params: Vec<AtomicU64> = (0..n_segments).map(|_| AtomicU64::new(0)).collect();
+        let taken = Taken { ran: AtomicUsize::new(0), of_params: zeros(n_segments) };
         let mut chain = self.chain(targets, &n_counted, &failure);
-        for (segment, of_params) in chain.segments.iter_mut().zip(&of_params) {
-            let unwatched = std::mem::replace(&mut segment.forward, Box::new(|x| Ok(x.clone())));
+        for (i, segment) in chain.segments.iter_mut().enumerate() {
+            let forward = std::mem::replace(&mut segment.forward, Box::new(|x| Ok(x.clone())));
+            let taken = &taken;
             segment.forward = Box::new(move |x| {
-                // What the segment's last backward set aside goes here, where the sink would take it.
-                let n_bytes = aside::take_aside(&mut GradStore::default())?;
-                of_params.fetch_max(n_bytes, Relaxed);
-                unwatched(x)
+                taken.take();
+                taken.ran.store(i, Relaxed);
+                forward(x)
             });
         }
-        let measured = aside::set_aside(self.params.clone(), || chain.measure(inputs, bytes));
+        let measured = {
+            let bytes = Drain { bytes, taken: &taken };
+            aside::set_aside(self.params.clone(), || chain.measure(inputs, &bytes))
+        };
         let mut costs = measured.map_err(|e| failure.or(e))?;
-        for (cost, of_params) in costs.iter_mut().zip(&of_params) {
+        for (cost, of_params) in costs.iter_mut().zip(&taken.of_params) {
             cost.param_grad_bytes += of_params.load(Relaxed);
         }
         Ok(costs)
@@ -116,7 +141,7 @@ impl<M: Segments> Work<'_, M> {
         n_counted: &'a AtomicU64,
         failure: &'a Failure,
     ) -> Chain<'a> {
-        let checked = move || failure.keep(self.watch.check().map_err(Error::from));
+        let checked = move || failure.keep(self.check());
         let segment = |(i, name)| {
             Segment::new(name, move |x: &Tensor| {
                 checked()?;
@@ -132,6 +157,48 @@ impl<M: Segments> Work<'_, M> {
             Ok(loss.sum)
         }));
         Chain { replay: Arc::new(here), ..Chain::new(segments) }
+    }
+}
+
+/// Takes what a segment's backward set aside, where the sink would take it: before anything else is
+/// measured.
+struct Taken {
+    /// The segment that ran last.
+    ran: AtomicUsize,
+    /// Bytes of each segment's parameter gradients.
+    of_params: Vec<AtomicU64>,
+}
+
+fn zeros(n: usize) -> Vec<AtomicU64> {
+    (0..n).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl Taken {
+    fn take(&self) {
+        // Candle has nothing to add: these go nowhere.
+        let n_bytes = aside::take_aside(&mut GradStore::default()).unwrap_or(0);
+        self.of_params[self.ran.load(Relaxed)].fetch_max(n_bytes, Relaxed);
+    }
+}
+
+/// A meter that does so whenever it starts anew.
+struct Drain<'a> {
+    bytes: &'a dyn Bytes,
+    taken: &'a Taken,
+}
+
+impl Bytes for Drain<'_> {
+    fn live(&self) -> u64 {
+        self.bytes.live()
+    }
+
+    fn peak(&self) -> u64 {
+        self.bytes.peak()
+    }
+
+    fn reset_peak(&self) {
+        self.taken.take();
+        self.bytes.reset_peak();
     }
 }
 

@@ -83,6 +83,15 @@ pub enum Error {
     /// The data set's.
     #[error(transparent)]
     Data(#[from] tallow_data::Error),
+    /// A parameter of several segments whose gradient did not come from all of them.
+    #[error(
+        "{name} is used by several segments, and this update's gradient came from fewer of them than \
+         the first's: gradients cannot be released"
+    )]
+    Tied {
+        /// The parameter.
+        name: String,
+    },
     /// A budget below what any allowed plan needs.
     #[error("{0}")]
     NothingFits(crate::plan::NothingFits),

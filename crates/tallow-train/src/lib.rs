@@ -48,6 +48,7 @@ mod error;
 mod fit;
 pub mod plan;
 mod recipe;
+mod release;
 mod sizing;
 mod split;
 mod trainer;

@@ -2,42 +2,40 @@
 
 use crate::{
     Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Sizing, Skip, Update,
-    backward::{MicroLoss, Watch, Work, variables},
+    backward::{Watch, Work, variables},
+    release::Ties,
 };
 use candle_core::{Tensor, TensorId, Var, backprop::GradStore};
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
-use tallow_accum::{Clip, Finish, GradientAccumulator, LossSum, accumulator_bytes};
+use std::{collections::HashSet, sync::Arc};
+use tallow_accum::{Finish, GradientAccumulator, LossSum, accumulator_bytes};
 use tallow_data::Batch;
 use tallow_memory::{Category, Held, Ledger, NoMeter, Watermark, peak_during};
 use tallow_models::{Score, Segments};
-use tallow_optim::{GradientNorm, Optimizer, Stepped};
+use tallow_optim::Optimizer;
 use tallow_precision::{LossScale, Masters, Rule, Verdict};
 use tallow_tensor::{missing_gradients, ops::CrossEntropy, pass};
 
 /// A model in training.
 pub struct Trainer<M> {
-    model: M,
-    watch: Watch,
-    sizing: Sizing,
+    pub(crate) model: M,
+    pub(crate) watch: Watch,
+    pub(crate) sizing: Sizing,
     /// In the ledger, if there is one.
-    entries: Vec<Held>,
+    pub(crate) entries: Vec<Held>,
     /// Those that the model computes with.
-    variables: Arc<HashSet<TensorId>>,
-    masters: Masters,
+    pub(crate) variables: Arc<HashSet<TensorId>>,
+    pub(crate) masters: Masters,
     /// Master parameters that are trained, sorted by name.
-    params: Vec<(String, Var)>,
+    pub(crate) params: Vec<(String, Var)>,
     /// Running statistics, which forward passes move.
-    buffers: Vec<(String, Var)>,
-    optimizer: Optimizer,
-    accum: GradientAccumulator,
-    scale: LossScale,
-    recipe: Recipe,
-    n_windows: u64,
-    n_updates: u64,
-    ties: Ties,
+    pub(crate) buffers: Vec<(String, Var)>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) accum: GradientAccumulator,
+    pub(crate) scale: LossScale,
+    pub(crate) recipe: Recipe,
+    pub(crate) n_windows: u64,
+    pub(crate) n_updates: u64,
+    pub(crate) ties: Ties,
 }
 
 impl<M: Segments> Trainer<M> {
@@ -90,7 +88,8 @@ impl<M: Segments> Trainer<M> {
     /// gradient sums, optimizer state.
     pub fn account(&mut self, ledger: &Ledger) {
         let bytes = |(_, v): &(String, Var)| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
-        let weights_bytes: u64 = self.params.iter().chain(&self.buffers).map(bytes).sum();
+        let masters = self.masters.params();
+        let weights_bytes: u64 = masters.iter().chain(&self.buffers).map(bytes).sum();
         let sums_bytes = match self.recipe.gradients {
             Gradients::Summed => accumulator_bytes(&self.params, self.recipe.accum.dtype),
             Gradients::Released => 0,
@@ -110,6 +109,10 @@ impl<M: Segments> Trainer<M> {
             let (name, value) = ("sizing", sizing.micro_batch() as f64);
             let expected = "absent where gradients are released: one micro-batch is an update";
             return Err(Error::Setting { name, value, expected });
+        }
+        if sizing.limit_bytes == 0 {
+            let (name, value) = ("limit_bytes", 0.0);
+            return Err(Error::Setting { name, value, expected: "above 0" });
         }
         self.sizing = sizing;
         Ok(())
@@ -172,6 +175,8 @@ impl<M: Segments> Trainer<M> {
                 Err(Error::Memory(error)) => self.sizing.shrink(error)?,
                 Err(error) => return Err(error),
                 Ok(update) => {
+                    // What was granted above the cap is in the peak, which the sizing judges.
+                    let _judged = meter.take_trip();
                     self.sizing.observe(start_bytes.saturating_add(peak_bytes))?;
                     return Ok(update);
                 }
@@ -182,17 +187,18 @@ impl<M: Segments> Trainer<M> {
     /// An update that leaves nothing behind if it fails.
     fn attempt(&mut self, batch: &Batch) -> Result<Update> {
         pass::begin_step(self.n_windows - 1);
+        self.accum.reset(); // a panic that was caught may have left a part
         let (statistics, scale) = (statistics(&self.buffers)?, self.scale.clone());
         let update = match self.recipe.gradients {
             Gradients::Summed => self.summed(batch),
             Gradients::Released => self.released(batch),
         };
-        if !matches!(&update, Ok(Update { outcome: Applied::Yes, .. })) {
-            restore(&self.buffers, &statistics)?;
-        }
         if update.is_err() {
             self.accum.reset();
             self.scale = scale;
+        }
+        if !matches!(&update, Ok(Update { outcome: Applied::Yes, .. })) {
+            restore(&self.buffers, &statistics)?;
         }
         update
     }
@@ -249,137 +255,6 @@ impl<M: Segments> Trainer<M> {
         Ok(judged)
     }
 
-    /// Whether an update needs the verdict over all gradients before the first of them is applied.
-    fn needs_verdict(&self) -> bool {
-        let fixed = matches!(self.scale.state().rule, Rule::Fixed { .. });
-        let limits = self.recipe.clip != Clip::Off || self.recipe.skip_above_norm.is_finite();
-        !fixed || limits || self.n_updates == 0
-    }
-
-    /// Updates parameters during backward.
-    fn released(&mut self, batch: &Batch) -> Result<Update> {
-        let (n_samples, n_micro_batches) = (batch.targets.dim(0)? as u64, 1);
-        let (position, mut factor) = (pass::position(), None);
-        // The verdict closes the window, and the scale may grow with that.
-        let scale = f64::from(self.scale.value());
-        self.optimizer.set_learning_rate(self.recipe.schedule.rate(self.n_updates));
-        if self.needs_verdict() {
-            let (found, norm) = self.norm_of(batch)?;
-            let loss = found.sum / found.n_counted as f64;
-            let max_norm = if let Clip::Norm(max) = self.recipe.clip { max } else { f64::INFINITY };
-            let divisor = scale * found.n_counted as f64;
-            let (overflowed, norm) = match norm.verdict(divisor, max_norm) {
-                tallow_optim::Verdict::Overflow { name } => (Some(name), f64::NAN),
-                tallow_optim::Verdict::Finite { factor: f, norm } => {
-                    factor = Some(f);
-                    (None, norm)
-                }
-            };
-            let limit = self.recipe.skip_above_norm;
-            let outcome = judge(&mut self.scale, overflowed, norm, limit, loss, self.n_windows)?;
-            if outcome != Applied::Yes {
-                return Ok(Update { loss, n_samples, n_micro_batches, outcome });
-            }
-        }
-        let found = match factor {
-            // The same draws, and statistics that have moved already.
-            Some(_) => pass::replay(position, || self.release(batch, scale, factor))?,
-            None => {
-                let scale = self.scale.seed();
-                let found = self.release(batch, scale, None)?;
-                let _finite = self.scale.record(Verdict::Finite)?;
-                found
-            }
-        };
-        self.masters.publish()?;
-        self.n_updates += 1;
-        let loss = found.sum / found.n_counted as f64;
-        Ok(Update { loss, n_samples, n_micro_batches, outcome: Applied::Yes })
-    }
-
-    /// The norm of the gradients, none of which is kept.
-    fn norm_of(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm)> {
-        let position = pass::position();
-        let (found, norm, n_parts) = self.norm_pass(batch)?;
-        if self.n_updates > 0 {
-            return Ok((found, norm));
-        }
-        let id = |var: &Var| var.as_tensor().id();
-        let missing = self.params.iter().filter(|(_, var)| !n_parts.contains_key(&id(var)));
-        let names: Vec<String> = missing.map(|(name, _)| name.clone()).collect();
-        if !names.is_empty() {
-            return Err(Error::MissingGradients { names });
-        }
-        let ties: Ties = n_parts.into_iter().filter(|(_, n)| *n > 1).collect();
-        if ties == self.ties {
-            return Ok((found, norm));
-        }
-        // The norm was that of the parts: again, now that they are known.
-        self.ties = ties;
-        let (_, norm, _) = pass::replay(position, || self.norm_pass(batch))?;
-        Ok((found, norm))
-    }
-
-    /// One backward for the norm; in how many segments each parameter got a gradient.
-    fn norm_pass(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm, Ties)> {
-        let (mut norm, mut n_parts) = (GradientNorm::new(), Ties::default());
-        let (masters, params, mut parts) = (&self.masters, &self.params, Parts::of(&self.ties));
-        let scale = self.scale.seed();
-        let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
-            (&batch.inputs, &batch.targets),
-            |_| scale,
-            |mut grads| {
-                gather(masters, &mut grads)?;
-                for (name, var) in params {
-                    let Some(grad) = grads.remove(var) else { continue };
-                    *n_parts.entry(var.as_tensor().id()).or_default() += 1;
-                    if let Some(grad) = parts.whole(var, grad)? {
-                        norm.add(name, &grad)?;
-                    }
-                }
-                Ok(())
-            },
-        )?;
-        Ok((found, norm, n_parts))
-    }
-
-    /// One backward, each gradient times `factor` and then gone. Without a factor, gradients are
-    /// looked at one by one.
-    fn release(&mut self, batch: &Batch, scale: f64, factor: Option<f64>) -> Result<MicroLoss> {
-        let (masters, params, optimizer) = (&self.masters, &self.params, &mut self.optimizer);
-        let (update, mut parts) = (self.n_windows, Parts::of(&self.ties));
-        // Set by the forward, before any gradient comes.
-        let one_by_one = std::cell::Cell::new(MicroLoss { sum: f64::NAN, n_counted: 0 });
-        work(&self.model, &self.recipe, &self.watch, &self.variables).run(
-            (&batch.inputs, &batch.targets),
-            |found| {
-                one_by_one.set(found);
-                scale
-            },
-            |mut grads: GradStore| {
-                gather(masters, &mut grads)?;
-                let MicroLoss { sum, n_counted } = one_by_one.get();
-                for (name, var) in params {
-                    let Some(grad) = grads.remove(var) else { continue };
-                    let Some(grad) = parts.whole(var, grad)? else { continue };
-                    let factor = match factor {
-                        Some(factor) => factor,
-                        None => finite_factor(name, &grad, scale * n_counted as f64).ok_or_else(
-                            || {
-                                let (loss, name) = (sum / n_counted as f64, name.clone());
-                                Error::NonFinite { update, loss, name }
-                            },
-                        )?,
-                    };
-                    match optimizer.step_var(var, &grad, factor)? {
-                        Stepped::Updated | Stepped::NotTrained => {}
-                    }
-                }
-                Ok(())
-            },
-        )
-    }
-
     /// Runs a batch as training does, without learning and without moving anything.
     /// # Errors
     /// If the model refuses it.
@@ -387,7 +262,10 @@ impl<M: Segments> Trainer<M> {
         let n_samples = batch.targets.dim(0)?;
         let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
         pass::replay(pass::position(), || work.infer(&batch.inputs, &batch.targets, true))
-            .map_err(|error| Error::MicroBatch { n_samples, error: Box::new(error) })
+            .map_err(|error| match error {
+                Error::Memory(error) => Error::Memory(error),
+                error => Error::MicroBatch { n_samples, error: Box::new(error) },
+            })
             .map(|_| ())
     }
 
@@ -416,45 +294,15 @@ impl<M: Segments> Trainer<M> {
     }
 }
 
-/// Parameters whose gradients come from several segments, and from how many.
-type Ties = HashMap<TensorId, usize>;
-
-/// Gradients of tied parameters whose other parts are still to come.
-struct Parts<'a> {
-    ties: &'a Ties,
-    held: HashMap<TensorId, (Tensor, usize)>,
-}
-
-impl<'a> Parts<'a> {
-    fn of(ties: &'a Ties) -> Self {
-        Self { ties, held: HashMap::new() }
-    }
-
-    /// The whole gradient of `var` once its last part is there.
-    fn whole(&mut self, var: &Var, part: Tensor) -> Result<Option<Tensor>> {
-        let id = var.as_tensor().id();
-        let Some(&n_parts) = self.ties.get(&id) else { return Ok(Some(part)) };
-        let (sum, n) = match self.held.remove(&id) {
-            None => (part, 1),
-            Some((sum, n)) => ((sum + part)?, n + 1),
-        };
-        if n == n_parts {
-            return Ok(Some(sum));
-        }
-        self.held.insert(id, (sum, n));
-        Ok(None)
-    }
-}
-
 /// Gives the masters their gradients; a segment without parameters of theirs has none to give.
-fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
+pub(crate) fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
     match masters.gather(grads) {
         Ok(()) | Err(tallow_precision::Error::NoGradients { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-fn work<'a, M>(
+pub(crate) fn work<'a, M>(
     model: &'a M,
     recipe: &'a Recipe,
     watch: &'a Watch,
@@ -462,11 +310,20 @@ fn work<'a, M>(
 ) -> Work<'a, M> {
     let label_smoothing = recipe.label_smoothing;
     let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing };
-    Work { model, plan: &recipe.recompute, cfg, watch, params }
+    let released = recipe.gradients == Gradients::Released;
+    Work {
+        model,
+        plan: &recipe.recompute,
+        cfg,
+        watch,
+        params,
+        released,
+        committed: Default::default(),
+    }
 }
 
 /// Tells the scale, and says whether to go on.
-fn judge(
+pub(crate) fn judge(
     scale: &mut LossScale,
     overflowed: Option<String>,
     norm: f64,
@@ -488,16 +345,6 @@ fn judge(
             let _overflow = scale.record(Verdict::Overflow { name: name.clone() })?;
             Ok(Applied::Skipped(Skip::Overflow { name }))
         }
-    }
-}
-
-/// What makes a mean of a sum, if the gradient is finite.
-fn finite_factor(name: &str, grad: &Tensor, divisor: f64) -> Option<f64> {
-    let mut norm = GradientNorm::new();
-    norm.add(name, grad).ok()?;
-    match norm.verdict(divisor, f64::INFINITY) {
-        tallow_optim::Verdict::Finite { factor, .. } => Some(factor),
-        tallow_optim::Verdict::Overflow { .. } => None,
     }
 }
 

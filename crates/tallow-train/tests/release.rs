@@ -394,3 +394,20 @@ fn contradictions_are_refused_by_name() {
     assert_eq!(setup.trainer.split().accumulate(), 1);
     let _update = setup.update(8, 0).expect("one micro-batch");
 }
+
+#[test]
+fn a_batch_in_which_no_target_counts_moves_nothing() {
+    for clip in [Clip::Off, Clip::Norm(1.0)] {
+        let change = |recipe| Recipe { gradients: Gradients::Released, clip, ..recipe };
+        let mut setup = Setup::new(Net::Digits, &Policy::f32(), (4, 4), change);
+        let _first = setup.update(4, 0).expect("a good batch"); // the second needs no verdict
+        let before = setup.state();
+        let mut batch = setup.net.batch(4, 1, &setup.policy);
+        batch.targets = (batch.targets.to_dtype(candle_core::DType::I64))
+            .and_then(|t| t.zeros_like()? - 100.0)
+            .expect("ignored targets");
+        let error = setup.trainer.update(&batch).expect_err("there is no mean of nothing");
+        assert!(matches!(error, Error::Accum(_)), "{error}");
+        setup.state().assert_same(&before, "no target counts");
+    }
+}

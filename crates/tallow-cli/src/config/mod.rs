@@ -198,6 +198,10 @@ fn checked_table(mut table: toml::Table, budget: Option<&str>) -> Result<Config>
 fn checked(sections: Sections) -> Result<Config> {
     let Sections { model, data, train, precision, memory, optimizer } = sections;
     let Memory { budget, recomputation, recompute_name, forbid } = memory.checked()?;
+    ensure!(
+        forbid.is_empty() || budget.is_some(),
+        "memory.forbid is given, but without memory.budget nothing is planned"
+    );
     let seed = train.seed.unwrap_or(0);
     let (model, source) = model::checked(model, data, seed)?;
     let (batch, micro_batches) = micro_batches(&train, budget.is_some(), &optimizer)?;

@@ -49,13 +49,15 @@ impl Calibration {
             let params = built.masters.params();
             let bytes = |v: &Var| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
             let state = |config| tallow_optim::state_bytes(&params, config);
+            let is_trained = |(name, _): &&(String, Var)| space.optimizers[0].is_trained(name);
+            let trained: Vec<_> = params.iter().filter(is_trained).cloned().collect();
             let left = budget.saturating_sub(before_bytes);
             Ok(Self {
                 policy,
                 built_bytes,
                 beside_bytes: built.buffers.iter().map(|(_, var)| bytes(var)).sum(),
                 accum_bytes: match space.gradients {
-                    Gradients::Summed => accumulator_bytes(&params, space.accum),
+                    Gradients::Summed => accumulator_bytes(&trained, space.accum),
                     Gradients::Released => 0,
                 },
                 state_bytes: space.optimizers.iter().map(state).collect(),
@@ -64,6 +66,11 @@ impl Calibration {
             })
         });
         Ok(Self { peak_bytes: before_bytes + peak_bytes, ..found? })
+    }
+
+    /// The smallest micro-batch that the model takes.
+    pub(super) fn smallest(&self) -> usize {
+        self.costs[0].0
     }
 
     /// Runs the segments on micro-batches of `n` samples too.
@@ -90,6 +97,10 @@ impl Calibration {
     pub(super) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, f64)> {
         if let Some((_, costs)) = self.costs.iter().find(|(found, _)| *found == n) {
             return Some((costs.clone(), 0.0));
+        }
+        // Smaller ones were refused by the model.
+        if n < self.costs[0].0 {
+            return None;
         }
         let above = self.costs.iter().position(|(found, _)| *found > n);
         let last = above.unwrap_or(self.costs.len() - 1).max(1);
@@ -141,7 +152,15 @@ fn measure<W: Workload>(
     let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing: space.label_smoothing };
     let plan = Plan::keep_all(built.model.names().len() + 1);
     let params = variables(&built.masters);
-    let work = Work { model: &built.model, plan: &plan, cfg, watch: &watch, params: &params };
+    let work = Work {
+        model: &built.model,
+        plan: &plan,
+        cfg,
+        watch: &watch,
+        params: &params,
+        released: false,
+        committed: Default::default(),
+    };
     let bytes = Scoped { meter, scope: RefCell::new(None) };
     // Draws and statistics stay as they are.
     let mut costs =

@@ -105,6 +105,7 @@ pub fn plan<W: Workload>(
     budget_bytes: Option<u64>,
     meter: &dyn Meter,
 ) -> Result<Found> {
+    space.check()?;
     let budget = budget_bytes.unwrap_or(u64::MAX);
     let (mut calibrations, untried) = calibrated(work, space, budget, meter)?;
     loop {
@@ -139,7 +140,12 @@ fn hopeless<W: Workload>(work: &W, space: &Space, budget: u64, meter: &dyn Meter
         *budget_bytes = budget;
         // Where it would fit by a hair's breadth, the calibration under the budget has taken that.
         *smallest_bytes = (*smallest_bytes).max(budget + budget / 50);
-        *forbidden = helpful(&candidates, space, budget);
+        // Where recomputation is forbidden, no candidate has any.
+        let forbid = space.forbid.iter().copied().filter(|k| *k != Knob::Recompute).collect();
+        let free = Space { forbid, ..space.clone() };
+        let mut all = priced(work, &free, &calibrations, floor_bytes, 0, meter)?;
+        all.extend(candidates);
+        *forbidden = helpful(&all, space, budget);
     }
     Ok(error)
 }

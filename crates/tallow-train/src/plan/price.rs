@@ -39,6 +39,10 @@ impl<W: Workload> Price<'_, W> {
         micro_batch: usize,
     ) -> Result<Option<Candidate>> {
         let (space, found, policy) = (self.space, self.calibration, self.calibration.policy);
+        let last_piece = space.batch % micro_batch;
+        if last_piece > 0 && last_piece < found.smallest() {
+            return Ok(None);
+        }
         let Some((costs, doublings)) = found.costs_at(micro_batch) else { return Ok(None) };
         let (state_bytes, resident_bytes) = found.state_bytes[optimizer];
         let held = Terms {
@@ -64,10 +68,10 @@ impl<W: Workload> Price<'_, W> {
             transient_bytes: simulated.peak_bytes.saturating_sub(simulated.saved_bytes),
             ..held
         };
-        terms.other_bytes += allowance_bytes(terms.total_bytes());
+        terms.other_bytes = terms.other_bytes.saturating_add(allowance_bytes(terms.total_bytes()));
         // It will be run before it is chosen, and that must fit.
         let doubt = BEYOND_LINE * doublings * terms.total_bytes() as f64;
-        terms.transient_bytes += doubt.ceil() as u64;
+        terms.transient_bytes = terms.transient_bytes.saturating_add(doubt.ceil() as u64);
         terms.transient_bytes += self.floor_bytes.saturating_sub(terms.total_bytes());
         let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
         let is_file = space.optimizers[optimizer].place != Place::Ram;

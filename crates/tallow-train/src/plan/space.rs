@@ -114,6 +114,22 @@ pub struct Space {
 }
 
 impl Space {
+    /// That there is something to choose from.
+    pub(super) fn check(&self) -> Result<()> {
+        let shortest = [self.micro_batches.len(), self.policies.len(), self.optimizers.len()];
+        let smallest = self.micro_batches.iter().copied().min().unwrap_or(0);
+        for (name, value) in [
+            ("batch", self.batch),
+            ("micro_batch", smallest),
+            ("choices", shortest.into_iter().min().unwrap_or(0)),
+        ] {
+            if value == 0 {
+                return Err(Error::Setting { name, value: 0.0, expected: "1 or more" });
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the choice depends on what segments cost.
     pub fn needs_costs(&self) -> bool {
         matches!(
@@ -127,6 +143,7 @@ impl Space {
     /// # Errors
     /// If the recomputation depends on costs.
     pub fn unplanned(&self, names: &[String]) -> Result<Candidate> {
+        self.check()?;
         let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();
         let recompute = match &self.recomputation {
             Recomputation::Rule(rule) if !self.needs_costs() => rule.plan(&costs)?,
