@@ -33,6 +33,9 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &'static dyn Meter) -> Res
     let peak_bytes = start_bytes + peak_bytes;
     let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
     view.finish(&trained.outcome, peak_bytes, rss_peak_bytes, config.budget);
+    if let Some(beyond) = config.budget.and_then(|b| peak_bytes.checked_sub(b)).filter(|&b| b > 0) {
+        say!("the budget was exceeded by {beyond} bytes");
+    }
     report::write(out, &Report { peak_bytes, rss_peak_bytes, ..trained.report })?;
     say!("report in {}", out.join("report.json").display());
     Ok(())
@@ -71,6 +74,7 @@ fn train<'a>(
     work.check()?;
     let weighed = choose(&work, meter)?;
     let chosen = &weighed[0];
+    let _of_planning = meter.take_trip(); // foreseen, and over
     let precision = &config.precisions[chosen.policy];
     let (train, held_out) = (
         opened.train.dataset(precision.policy.compute),
@@ -96,8 +100,12 @@ fn train<'a>(
     let outcome = fit(&mut trainer, &epochs, |event| view.show(event));
     let outcome =
         outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
+    let micro_batch = trainer.split().micro_batch();
+    if micro_batch != chosen.micro_batch {
+        say!("memory ran out: micro-batches of {micro_batch} in place of {}", chosen.micro_batch);
+    }
     let report = Report {
-        micro_batch: trainer.split().micro_batch() as u64,
+        micro_batch: micro_batch as u64,
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
         optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
         ..summary(config, &opened, chosen, &outcome, n_params)

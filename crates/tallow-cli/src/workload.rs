@@ -1,11 +1,14 @@
 //! What a configuration trains, for the planner and for the run.
 
 use crate::config::{Config, Model, Opened};
+use anyhow::Context;
 use candle_core::Device;
+use std::fs;
 use tallow_data::{Batch, Order, Tail};
 use tallow_models::Segments;
 use tallow_train::{
     Params, Result,
+    optim::Place,
     plan::{Built, Recomputation, Space, Workload},
     precision::{self, Masters},
     recompute::{Policy, SegmentCost},
@@ -35,8 +38,17 @@ impl Work<'_> {
         let (batch, n_samples) = (self.config.batch, self.opened.train.n_samples());
         anyhow::ensure!(
             batch <= n_samples,
-            "the run would make 0 updates: a batch of {batch} is more than the {n_samples} samples"
+            "a run of 0 updates: a batch of {batch} is more than the {n_samples} samples"
         );
+        let config = self.config;
+        if let Place::File { path, .. } =
+            &config.optimizers[config.optimizers.len() - 1].config.place
+        {
+            let folder = path.parent().unwrap_or(path);
+            fs::write(path, b"")
+                .and_then(|()| fs::remove_file(path))
+                .with_context(|| format!("memory.offload_dir `{}`", folder.display()))?;
+        }
         if let Recomputation::Rule(Policy::Named(patterns)) = &self.config.recomputation {
             let names = self.segment_names()?;
             let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();

@@ -144,7 +144,7 @@ fn cli_1_batch_arithmetic_is_refused_with_the_numbers() {
     set(&["train.epochs=0"], "epochs is 0");
     set(&["train.max_updates=0"], "max_updates is 0");
     let five = image_folder("five", 5);
-    set(&[&source(&five), "train.batch=8"], "a batch of 8 is more than the 4 images");
+    set(&[&source(&five), "train.batch=8"], "a batch of 8 is more than the 4 samples");
 }
 
 #[test]
@@ -190,6 +190,27 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--set", "memory.recompute=some"], "memory.recompute: `some` is unknown");
     refused(&["train", "--set", "memory.recompute=planned"], "which needs memory.budget");
     refused(&["train", "--set", "memory.offload_dir=/no/such/folder"], "/no/such/folder");
+    refused(&["train", "--set", "memory.forbid=[\"bf16\"]"], "nothing is planned");
+    refused(
+        &[
+            "train",
+            "--budget",
+            "1GiB",
+            "--set",
+            "memory.forbid=[\"8bit\"]",
+            "--set",
+            "optimizer.state=8bit",
+        ],
+        "memory.forbid has `8bit`, but optimizer.state is given",
+    );
+    refused(&["train", "--set", "memory.recompute=named:layer9"], "`layer9` matches no segment");
+    let gpt =
+        ["plan", "--budget", "20MiB", "--set", "model.name=gpt2", "--set", "data.source=synthetic"];
+    refused(
+        &[&gpt[..], &["--set", "model.vocab=100000000"]].concat(),
+        "the weights of the model alone",
+    );
+    refused(&[&gpt[..], &["--set", "model.vocab=9000000000000000000"]].concat(), "is the most");
     refused(&["train", "--set", "model.n_layers=2"], "resnet-digits has none");
     refused(&["train", "--set", "model.name=gpt2"], "data.source must be `synthetic`");
     refused(&["train", "--set", "data.seq_tokens=9"], "only source `synthetic` has one");

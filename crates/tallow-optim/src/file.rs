@@ -60,8 +60,9 @@ impl StateFile {
             Err(TryLockError::Error(error)) => return Err(io(error).into()),
         }
         // Down to nothing first: what is then added reads as zeros.
-        file.set_len(0).and_then(|()| file.set_len(end)).map_err(io)?;
-        Ok(Self { file, path: path.to_owned(), window: vec![0; most_bytes as usize] })
+        let state = Self { file, path: path.to_owned(), window: vec![0; most_bytes as usize] };
+        state.file.set_len(0).and_then(|()| state.file.set_len(end)).map_err(io)?;
+        Ok(state)
     }
 
     pub(crate) fn path(&self) -> &Path {

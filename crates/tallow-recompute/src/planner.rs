@@ -14,6 +14,9 @@
 
 use crate::{Error, Plan, Result, SegmentCost, Simulated, Step, policy::groups, simulate};
 
+/// The table may take so much whatever the chain holds.
+const TABLE_BYTES: u64 = 256 << 10;
+
 /// A plan and what it takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
@@ -43,7 +46,8 @@ fn candidates(costs: &[SegmentCost]) -> Result<Vec<Planned>> {
     let mut plans = vec![Plan::keep_all(n)];
     plans.extend((1..n).map(|k| groups(n, k)));
     let whole_bytes = simulate(costs, &plans[0])?.peak_bytes;
-    let n_slots = (800_000_000 / (n as u64).pow(3).max(1)).clamp(100, 500);
+    let in_bytes = TABLE_BYTES.max(whole_bytes / 32) / (4 * (n * n) as u64).max(1);
+    let n_slots = (800_000_000 / (n as u64).pow(3).max(1)).min(in_bytes).clamp(32, 500);
     // The whole range in coarse slots; then the low end, where inputs weigh most, in fine ones, and
     // what is between. No plan holds less than its largest segment does.
     let low_bytes = whole_bytes.min(3 * costs.iter().map(largest_bytes).max().unwrap_or(0));

@@ -23,7 +23,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A run of no updates.
-    #[error("the run would make 0 updates: {reason}")]
+    #[error("a run of 0 updates: {reason}")]
     NoUpdates {
         /// Which number makes it so.
         reason: String,

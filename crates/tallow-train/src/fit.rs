@@ -132,7 +132,8 @@ pub fn fit<M: Segments>(
             let n_updates = trainer.n_updates();
             if n_updates == 0 {
                 let n = trainer.n_windows();
-                let reason = format!("the gradients of all {n} batches overflowed");
+                let reason =
+                    format!("the gradients of all {n} batches overflowed or were too large");
                 return Err(Error::NoUpdates { reason });
             }
             let n_skipped = trainer.n_windows() - n_updates;

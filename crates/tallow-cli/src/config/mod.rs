@@ -204,6 +204,24 @@ fn checked(sections: Sections) -> Result<Config> {
     );
     let seed = train.seed.unwrap_or(0);
     let (model, source) = model::checked(model, data, seed)?;
+    if let Some(budget) = budget {
+        let weights = model.weights_bytes();
+        ensure!(
+            weights < budget,
+            "nothing fits {budget} bytes: the weights of the model alone are {weights}"
+        );
+        for (knob, given, key) in [
+            (Knob::Bf16, precision.compute.is_some(), "precision.compute"),
+            (Knob::LowState, optimizer.state.is_some(), "optimizer.state"),
+            (Knob::Accumulate, train.micro_batch().is_some(), "train.micro_batch"),
+            (Knob::Accumulate, train.accumulate.is_some(), "train.accumulate"),
+            (Knob::Recompute, recomputation != Recomputation::Planned, "memory.recompute"),
+        ] {
+            let name = knob.name();
+            let both = given && forbid.contains(&knob);
+            ensure!(!both, "memory.forbid has `{name}`, but {key} is given and not planned");
+        }
+    }
     let (batch, micro_batches) = micro_batches(&train, budget.is_some(), &optimizer)?;
     let auto_micro_batch = train.micro_batch == Some(MicroBatch::Word(MicroBatchWord::Auto));
     ensure!(

@@ -13,6 +13,11 @@ const SYNTHETIC: &str = "synthetic";
 const DIGITS_HELD_OUT: usize = 1000;
 const MODELS: &str = "`resnet-digits`, `resnet18`, `resnet50` and `gpt2`";
 
+/// The most that one size of a model or of data may be.
+const MOST: usize = 1 << 31;
+/// More parameters than any machine that this runs on holds.
+const MOST_PARAMS: f64 = 1e12;
+
 /// Section `model`.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -68,6 +73,14 @@ impl ResNetKind {
 }
 
 impl Model {
+    /// Bytes of its weights in f32, before anything is built; 0 for networks that are small.
+    pub(crate) fn weights_bytes(&self) -> u64 {
+        match self {
+            Model::ResNet(_) => 0,
+            Model::Gpt2(config) => config.n_params().saturating_mul(4),
+        }
+    }
+
     /// As `model.name` has it.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -272,7 +285,14 @@ fn gpt2(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
         ("n_heads", config.n_heads),
     ] {
         ensure!(value > 0, "model.{key} is 0, 1 is the least");
+        ensure!(value <= MOST, "model.{key} is {value}, {MOST} is the most");
     }
+    let [vocab, dim, layers] = [config.vocab, config.model_dim, config.n_layers].map(|n| n as f64);
+    let n_params = vocab * dim + layers * 12.0 * dim * dim;
+    ensure!(
+        n_params < MOST_PARAMS,
+        "model: {n_params:.1e} parameters, {MOST_PARAMS:.0e} is the most"
+    );
     let (dim, heads, dropout) = (config.model_dim, config.n_heads, config.dropout);
     ensure!(dim % heads == 0, "model.n_heads {heads} does not divide model.model_dim {dim}");
     ensure!(
@@ -305,6 +325,8 @@ fn synthetic(network: &Model, data: &DataSection) -> Result<Source> {
             };
             let [height, width] = data.image_size.unwrap_or(default);
             ensure!(height > 0 && width > 0, "data.image_size is {height} x {width}");
+            let large = height > 1 << 16 || width > 1 << 16;
+            ensure!(!large, "data.image_size is {height} x {width}, 65536 is the most");
             let n_classes = data.n_classes.unwrap_or(if channels == 1 { 10 } else { 1000 });
             ensure!(n_classes > 1, "data.n_classes is {n_classes}, 2 is the least");
             Kind::Images { dims: [channels, height, width], n_classes, dtype: DType::F32 }
@@ -312,6 +334,7 @@ fn synthetic(network: &Model, data: &DataSection) -> Result<Source> {
     };
     let n_samples = data.n_samples.unwrap_or(1024);
     ensure!(n_samples > 0, "data.n_samples is 0, 1 is the least");
+    ensure!(n_samples <= MOST, "data.n_samples is {n_samples}, {MOST} is the most");
     let held_out = data.held_out.unwrap_or((n_samples / 10).max(1));
     Ok(Source::Synthetic { n_samples: [n_samples, held_out], kind })
 }

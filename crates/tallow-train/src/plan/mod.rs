@@ -16,7 +16,7 @@ use calibrate::Calibration;
 use price::Price;
 use std::fmt;
 use tallow_memory::{
-    Meter, Terms,
+    Meter, Terms, peak_during,
     plan::{Choice, Knobs, NothingFits::AllAbove, Priced, pick},
 };
 use tallow_recompute::Plan;
@@ -111,7 +111,14 @@ pub fn plan<W: Workload>(
     loop {
         // Building and calibrating are part of the process too.
         let floor_bytes = calibrations.iter().map(|c| c.peak_bytes).max().unwrap_or(0);
-        let candidates = priced(work, space, &calibrations, floor_bytes, budget, meter)?;
+        let before_bytes = meter.current_bytes();
+        let (candidates, planning_bytes) =
+            peak_during(meter, || priced(work, space, &calibrations, floor_bytes, budget, meter));
+        let mut candidates = candidates?;
+        for Candidate { terms, .. } in &mut candidates {
+            let beyond = (before_bytes + planning_bytes).saturating_sub(terms.total_bytes());
+            terms.transient_bytes = terms.transient_bytes.saturating_add(beyond);
+        }
         let Ok(chosen) = choose(&candidates, space, budget) else {
             drop((candidates, calibrations));
             return Err(hopeless(work, space, budget, meter)?);
@@ -127,11 +134,19 @@ pub fn plan<W: Workload>(
 
 /// What would fit, where nothing does: every precision is calibrated for that, beyond the budget.
 fn hopeless<W: Workload>(work: &W, space: &Space, budget: u64, meter: &dyn Meter) -> Result<Error> {
-    let (calibrations, _) = calibrated(work, space, u64::MAX, meter)?;
-    // A run under the budget that is reported here may leave out all calibrations but the smallest.
-    let floor_bytes = calibrations.iter().map(|c| c.peak_bytes).min().unwrap_or(0);
-    let candidates = priced(work, space, &calibrations, floor_bytes, 0, meter)?;
-    let mut error = choose(&candidates, space, 0).expect_err("nothing fits 0 bytes");
+    let all = Space { forbid: Vec::new(), ..space.clone() };
+    let (calibrations, _) = calibrated(work, &all, u64::MAX, meter)?;
+    // A run under the budget that is reported here may leave out all precisions but the narrowest.
+    let width = |policy: usize| space.policies[policy].compute.size_in_bytes();
+    let open = calibrations.iter().filter(|c| space.is_open(c.policy));
+    let narrowest = open.map(|c| (width(c.policy), c.peak_bytes)).min().unwrap_or((0, 0));
+    let candidates = priced(work, space, &calibrations, narrowest.1, 0, meter)?;
+    let reachable: Vec<Candidate> = candidates
+        .iter()
+        .filter(|c| space.is_open(c.policy) && width(c.policy) == narrowest.0)
+        .cloned()
+        .collect();
+    let mut error = choose(&reachable, space, 0).expect_err("nothing fits 0 bytes");
     if let Error::NothingFits(NothingFits {
         allowed: AllAbove { budget_bytes, smallest_bytes, .. },
         forbidden,
@@ -143,7 +158,7 @@ fn hopeless<W: Workload>(work: &W, space: &Space, budget: u64, meter: &dyn Meter
         // Where recomputation is forbidden, no candidate has any.
         let forbid = space.forbid.iter().copied().filter(|k| *k != Knob::Recompute).collect();
         let free = Space { forbid, ..space.clone() };
-        let mut all = priced(work, &free, &calibrations, floor_bytes, 0, meter)?;
+        let mut all = priced(work, &free, &calibrations, narrowest.1, 0, meter)?;
         all.extend(candidates);
         *forbidden = helpful(&all, space, budget);
     }
@@ -184,7 +199,7 @@ fn calibrated<W: Workload>(
 ) -> Result<(Vec<Calibration>, Vec<usize>)> {
     let before_bytes = meter.current_bytes();
     let width = |policy: usize| space.policies[policy].compute.size_in_bytes() as u64;
-    let mut order: Vec<usize> = (0..space.policies.len()).collect();
+    let mut order: Vec<usize> = (0..space.policies.len()).filter(|p| space.is_open(*p)).collect();
     // What takes least room first: it foretells what the others take.
     order.sort_by_key(|&policy| width(policy));
     let (mut calibrations, mut untried) = (Vec::<Calibration>::new(), Vec::new());

@@ -166,6 +166,12 @@ impl Space {
         })
     }
 
+    /// Whether a precision is allowed: of several, a narrow one may be forbidden.
+    pub(super) fn is_open(&self, policy: usize) -> bool {
+        let is_narrow = self.policies[policy].compute != DType::F32;
+        !(is_narrow && self.policies.len() > 1 && self.forbid.contains(&Knob::Bf16))
+    }
+
     /// A choice in words.
     pub(super) fn choice(
         &self,
