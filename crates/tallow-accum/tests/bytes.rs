@@ -2,7 +2,7 @@
 
 mod support;
 use candle_core::{DType, Device, Module, Tensor, Var};
-use std::{alloc::System, env, process::Command};
+use std::alloc::System;
 use support::{config, named, store};
 use tallow_accum::*;
 use tallow_memory::CountingAllocator;
@@ -15,7 +15,7 @@ const SMALL_BYTES: u64 = 8 << 10;
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
 fn main() {
-    with_one_worker();
+    tallow_testkit::with_one_worker();
     for dtype in [AccumDType::F32, AccumDType::BF16, AccumDType::Parameter] {
         the_price_is_what_is_held(dtype);
     }
@@ -23,17 +23,6 @@ fn main() {
     a_micro_batch_dies_in_add();
     the_sink_holds_one_gradient();
     println!("bytes are as documented");
-}
-
-/// The pool reads its size before anything can set it, so: once more, with a single worker, whose
-/// queue is warm after the first use.
-fn with_one_worker() {
-    const WORKERS: &str = "RAYON_NUM_THREADS";
-    if env::var_os(WORKERS).is_none_or(|n| n != "1") {
-        let this = env::current_exe().expect("a running program has a path");
-        let again = Command::new(this).env(WORKERS, "1").status().expect("it runs already");
-        std::process::exit(again.code().unwrap_or(1));
-    }
 }
 
 /// A parameter of each dtype, and an accumulator that has had a gradient for each.

@@ -8,7 +8,7 @@ use crate::{
 use anyhow::Result;
 use serde_json::json;
 use tallow_memory::Meter;
-use tallow_train::plan::{Candidate, Found, plan};
+use tallow_train::plan::{Candidate, Found};
 
 /// Prints the plan for `config`, as a table or as JSON, and what else was weighed.
 ///
@@ -18,7 +18,7 @@ pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<(
     let opened = config.source.open(config.seed)?;
     let work = Work { config, opened: &opened };
     work.check()?;
-    let found = plan(&work, &work.space(), config.budget, meter)?;
+    let found = work.plan(meter)?;
     let chosen = &found.candidates[found.chosen];
     if as_json {
         let others = found.candidates.iter().map(|candidate| as_value(config, candidate));
@@ -84,6 +84,11 @@ fn table(config: &Config, found: &Found) {
             if i == found.chosen { ", chosen" } else { "" },
         );
     }
+    say_untried(config, found);
+}
+
+/// Names the precisions that were left out.
+pub(crate) fn say_untried(config: &Config, found: &Found) {
     for &policy in &found.untried {
         say!(
             "{} was not tried: its calibration alone would pass the budget",

@@ -2,9 +2,10 @@
 
 use crate::{
     config::{Config, Opened},
+    plan,
     report::{self, Report},
     view::{View, say},
-    workload::Work,
+    workload::{BuiltModel, SUMS, Work},
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
@@ -12,14 +13,14 @@ use tallow_memory::{
     Ledger, Meter, Watermark,
     batch::{Controller, ControllerConfig},
     peak_during,
-    plan::{PostMortem, Priced},
+    plan::PostMortem,
 };
 use tallow_train::{
     BatchSplit, Epochs, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
-    accum::{ADVISED_MICRO_BATCHES, AccumConfig, AccumDType},
+    accum::{ADVISED_MICRO_BATCHES, AccumConfig},
     fit,
     optim::Schedule,
-    plan::{Built, Candidate, Workload, plan},
+    plan::{Built, Candidate, Workload},
 };
 
 /// Trains, prints what happens, and leaves `report.json` in `out`.
@@ -53,8 +54,8 @@ fn train<'a>(
 ) -> Result<(Trained, View<'a>)> {
     let opened = config.source.open(config.seed)?;
     let work = Work { config, opened: &opened };
-    let train = opened.train.dataset(config.precisions[0].policy.compute);
-    let held_out = opened.held_out.dataset(config.precisions[0].policy.compute);
+    let sets = |dtype| (opened.train.dataset(dtype), opened.held_out.dataset(dtype));
+    let (train, held_out) = sets(config.precisions[0].policy.compute);
     let epochs = Epochs {
         train: &*train,
         held_out: &*held_out,
@@ -72,16 +73,16 @@ fn train<'a>(
     );
     report::prepare(out)?;
     work.check()?;
-    let weighed = choose(&work, meter)?;
+    let (weighed, built) = choose(&work, meter)?;
     let chosen = &weighed[0];
     let _of_planning = meter.take_trip(); // foreseen, and over
     let precision = &config.precisions[chosen.policy];
-    let (train, held_out) = (
-        opened.train.dataset(precision.policy.compute),
-        opened.held_out.dataset(precision.policy.compute),
-    );
+    let (train, held_out) = sets(precision.policy.compute);
     let epochs = Epochs { train: &*train, held_out: &*held_out, ..epochs };
-    let Built { model, masters, buffers } = work.build(&precision.policy)?;
+    let Built { model, masters, buffers } = match built {
+        Some(built) => built,
+        None => work.build(&precision.policy)?,
+    };
     if let Some(pattern) = precision.policy.unmatched(&masters.params()).first() {
         bail!("precision.keep_f32 `{pattern}` matches no parameter of the model");
     }
@@ -114,22 +115,19 @@ fn train<'a>(
 }
 
 /// The planner's choice under a budget, the configuration's own without one; then whatever else was
-/// weighed.
-fn choose(work: &Work, meter: &dyn Meter) -> Result<Vec<Candidate>> {
+/// weighed. The model too, where its segments were all there was to know.
+fn choose(work: &Work, meter: &dyn Meter) -> Result<(Vec<Candidate>, Option<BuiltModel>)> {
     let config = work.config;
     let space = work.space();
     if config.budget.is_none() && !space.needs_costs() {
-        return Ok(vec![space.unplanned(&work.segment_names()?)?]);
+        let built = work.build(&config.precisions[0].policy)?;
+        let names = work.segment_names(&built)?;
+        return Ok((vec![space.unplanned(&names)?], Some(built)));
     }
-    let mut found = plan(work, &space, config.budget, meter)?;
-    for &policy in &found.untried {
-        say!(
-            "{} was not tried: to calibrate it alone would pass the budget",
-            config.precisions[policy].name
-        );
-    }
+    let mut found = work.plan(meter)?;
+    plan::say_untried(config, &found);
     found.candidates.swap(0, found.chosen);
-    Ok(found.candidates)
+    Ok((found.candidates, None))
 }
 
 /// Where memory ran out: what it was for, and what would have fitted.
@@ -141,13 +139,8 @@ fn post_mortem(
     meter: &dyn Meter,
 ) {
     let (tallow_train::Error::Memory(_), Some(budget)) = (error, config.budget) else { return };
-    let priced = |candidate: &Candidate| Priced {
-        terms: candidate.terms,
-        secs_per_sample: candidate.secs_per_sample,
-        choice: candidate.clone(),
-    };
-    let is_allowed = |c: &&Candidate| c.knobs.iter().all(|knob| !config.forbid.contains(knob));
-    let priced: Vec<_> = weighed.iter().filter(is_allowed).map(priced).collect();
+    let allowed = weighed.iter().filter(|candidate| candidate.is_allowed(&config.forbid));
+    let priced: Vec<_> = allowed.map(Candidate::priced).collect();
     let at_peak = ledger.at_peak().reconciled(meter.peak_bytes());
     say!("{}", PostMortem::new(at_peak, budget, &priced));
 }
@@ -201,12 +194,10 @@ fn introduce(config: &Config, opened: &Opened, chosen: &Candidate, n_params: u64
 
 /// The rule, and what came of it.
 fn recompute_name(config: &Config, chosen: &Candidate) -> String {
-    let share = chosen.recompute.n_redone();
-    match share {
-        0 => "none".to_string(),
-        n => {
-            format!("{}, {n} of {} segments", config.recompute_name, chosen.recompute.n_segments())
-        }
+    let what = &chosen.choice.recompute;
+    match chosen.recompute.n_redone() {
+        0 => what.clone(),
+        _ => format!("{}, {what}", config.recompute_name),
     }
 }
 
@@ -221,7 +212,7 @@ fn recipe(config: &Config, chosen: &Candidate, n_updates: u64) -> Result<Recipe>
         },
         optimizer,
         loss_scale: config.precisions[chosen.policy].loss_scale.clone(),
-        accum: AccumConfig { dtype: AccumDType::F32, warn_above: ADVISED_MICRO_BATCHES },
+        accum: AccumConfig { dtype: SUMS, warn_above: ADVISED_MICRO_BATCHES },
         clip: config.clip,
         skip_above_norm: config.skip_above_norm,
         gradients: config.gradients,

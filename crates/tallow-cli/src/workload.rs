@@ -1,18 +1,28 @@
 //! What a configuration trains, for the planner and for the run.
 
-use crate::config::{Config, Model, Opened};
+use crate::config::{self, Config, Opened};
 use anyhow::Context;
 use candle_core::Device;
 use std::fs;
 use tallow_data::{Batch, Order, Tail};
+use tallow_memory::Meter;
 use tallow_models::Segments;
 use tallow_train::{
     Params, Result,
+    accum::AccumDType,
     optim::Place,
-    plan::{Built, Recomputation, Space, Workload},
+    plan::{Built, Found, Recomputation, Space, Workload, plan},
     precision::{self, Masters},
     recompute::{Policy, SegmentCost},
 };
+
+/// A network that the configuration can name.
+type Model = Box<dyn Segments>;
+/// Such a network with its parameters.
+pub(crate) type BuiltModel = Built<Model>;
+
+/// What gradients are summed in.
+pub(crate) const SUMS: AccumDType = AccumDType::F32;
 
 /// A configuration and its data.
 pub(crate) struct Work<'a> {
@@ -21,17 +31,38 @@ pub(crate) struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The model's segments and its head.
+    /// The model's segments and its head, which the configuration's patterns must match.
     /// # Errors
-    /// If it cannot be built.
-    pub(crate) fn segment_names(&self) -> Result<Vec<String>> {
-        let model = self.build(&self.config.precisions[0].policy)?.model;
-        let mut names = model.names();
-        names.push(model.head_name());
+    /// If one matches none.
+    pub(crate) fn segment_names(&self, built: &BuiltModel) -> anyhow::Result<Vec<String>> {
+        let mut names = built.model.names();
+        names.push(built.model.head_name());
+        let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();
+        let Recomputation::Rule(Policy::Named(patterns)) = &self.config.recomputation else {
+            return Ok(names);
+        };
+        for pattern in patterns {
+            let plan = Policy::Named(vec![pattern.clone()]).plan(&costs)?;
+            anyhow::ensure!(
+                plan.n_redone() > 0,
+                "memory.recompute: `{pattern}` matches no segment; there are {}",
+                names.join(", ")
+            );
+        }
         Ok(names)
     }
 
-    /// That the data fill a batch, and that patterns match.
+    /// What the planner makes of it.
+    /// # Errors
+    /// If a pattern matches nothing, or nothing fits.
+    pub(crate) fn plan(&self, meter: &dyn Meter) -> anyhow::Result<Found> {
+        if let Recomputation::Rule(Policy::Named(_)) = &self.config.recomputation {
+            self.segment_names(&self.build(&self.config.precisions[0].policy)?)?;
+        }
+        Ok(plan(self, &self.space(), self.config.budget, meter)?)
+    }
+
+    /// That the data fill a batch, and that a state file can be made.
     /// # Errors
     /// Those that do not.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
@@ -40,26 +71,13 @@ impl Work<'_> {
             batch <= n_samples,
             "a run of 0 updates: a batch of {batch} is more than the {n_samples} samples"
         );
-        let config = self.config;
-        if let Place::File { path, .. } =
-            &config.optimizers[config.optimizers.len() - 1].config.place
+        if let Some(Place::File { path, .. }) =
+            self.config.optimizers.last().map(|optimizer| &optimizer.config.place)
         {
             let folder = path.parent().unwrap_or(path);
             fs::write(path, b"")
                 .and_then(|()| fs::remove_file(path))
                 .with_context(|| format!("memory.offload_dir `{}`", folder.display()))?;
-        }
-        if let Recomputation::Rule(Policy::Named(patterns)) = &self.config.recomputation {
-            let names = self.segment_names()?;
-            let costs: Vec<_> = names.iter().map(SegmentCost::unmeasured).collect();
-            for pattern in patterns {
-                let plan = Policy::Named(vec![pattern.clone()]).plan(&costs)?;
-                anyhow::ensure!(
-                    plan.n_redone() > 0,
-                    "memory.recompute: `{pattern}` matches no segment; there are {}",
-                    names.join(", ")
-                );
-            }
         }
         Ok(())
     }
@@ -73,7 +91,7 @@ impl Work<'_> {
             policies: config.precisions.iter().map(|p| p.policy.clone()).collect(),
             optimizers: config.optimizers.iter().map(|o| o.config.clone()).collect(),
             recomputation: config.recomputation.clone(),
-            accum: tallow_train::accum::AccumDType::F32,
+            accum: SUMS,
             gradients: config.gradients,
             forbid: config.forbid.clone(),
             label_smoothing: config.label_smoothing,
@@ -82,18 +100,18 @@ impl Work<'_> {
 }
 
 impl Workload for Work<'_> {
-    type Model = Box<dyn Segments>;
+    type Model = Model;
 
-    fn build(&self, policy: &precision::Policy) -> Result<Built<Box<dyn Segments>>> {
+    fn build(&self, policy: &precision::Policy) -> Result<BuiltModel> {
         let params = Params::new(self.config.seed);
         let masters = Masters::new(policy.clone(), params.clone())?;
         let vb = masters.builder(&Device::Cpu);
-        let model: Box<dyn Segments> = match &self.config.model {
-            Model::ResNet(kind) => {
+        let model: Model = match &self.config.model {
+            config::Model::ResNet(kind) => {
                 let config = kind.config(self.opened.channels, self.opened.n_classes);
                 Box::new(config.build(vb)?)
             }
-            Model::Gpt2(config) => Box::new(config.build(vb)?),
+            config::Model::Gpt2(config) => Box::new(config.build(vb)?),
         };
         Ok(Built { model, masters, buffers: params.buffers() })
     }

@@ -10,6 +10,26 @@ pub(crate) const MR: usize = 6;
 /// Columns of a block.
 pub(crate) const NR: usize = 16;
 
+/// `$call` with the constant `$m` standing for `$rows`, 1 to [`MR`].
+macro_rules! by_rows {
+    ($rows:expr, $m:ident => $call:expr) => {
+        by_rows!(@ $rows, $m, $call, 1 2 3 4 5; 6)
+    };
+    (@ $rows:expr, $m:ident, $call:expr, $($n:literal)*; $last:literal) => {
+        match $rows {
+            $($n => {
+                const $m: usize = $n;
+                $call
+            })*
+            _ => {
+                const $m: usize = $last;
+                $call
+            }
+        }
+    };
+}
+pub(crate) use by_rows;
+
 /// `c[i][j] = sum over p of a[p][i] b[p][j]`, or `+=`, for the first `rows` rows; rows of `c` are
 /// `ld` apart.
 /// # Safety
@@ -32,14 +52,7 @@ pub(crate) unsafe fn micro<R: Real>(
             return crate::x86::micro(k, a, b, (c, ld), rows, add);
         }
         let _ = isa;
-        match rows {
-            1 => micro_portable::<R, 1>(k, a, b, c, ld, add),
-            2 => micro_portable::<R, 2>(k, a, b, c, ld, add),
-            3 => micro_portable::<R, 3>(k, a, b, c, ld, add),
-            4 => micro_portable::<R, 4>(k, a, b, c, ld, add),
-            5 => micro_portable::<R, 5>(k, a, b, c, ld, add),
-            _ => micro_portable::<R, 6>(k, a, b, c, ld, add),
-        }
+        by_rows!(rows, M => micro_portable::<R, M>(k, a, b, c, ld, add))
     }
 }
 

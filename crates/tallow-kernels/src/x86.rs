@@ -4,7 +4,7 @@ use crate::{
     Element, Real,
     conv::Reach,
     element::same_type,
-    micro::{MR, NR},
+    micro::{MR, NR, by_rows},
 };
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -28,26 +28,12 @@ pub(crate) unsafe fn micro<R: Real>(
     unsafe {
         if same_type::<R, f32>() {
             let (a, b, c) = (a.cast::<f32>(), b.cast::<f32>(), c.cast::<f32>());
-            match rows {
-                1 => micro_f32::<1>(k, a, b, c, ld, add),
-                2 => micro_f32::<2>(k, a, b, c, ld, add),
-                3 => micro_f32::<3>(k, a, b, c, ld, add),
-                4 => micro_f32::<4>(k, a, b, c, ld, add),
-                5 => micro_f32::<5>(k, a, b, c, ld, add),
-                _ => micro_f32::<6>(k, a, b, c, ld, add),
-            }
+            by_rows!(rows, M => micro_f32::<M>(k, a, b, c, ld, add))
         } else {
             let (a, b, c) = (a.cast::<f64>(), b.cast::<f64>(), c.cast::<f64>());
             for half in [0, NR / 2] {
                 let (b, c) = (b.add(half), c.add(half));
-                match rows {
-                    1 => micro_f64::<1>(k, a, b, c, ld, add),
-                    2 => micro_f64::<2>(k, a, b, c, ld, add),
-                    3 => micro_f64::<3>(k, a, b, c, ld, add),
-                    4 => micro_f64::<4>(k, a, b, c, ld, add),
-                    5 => micro_f64::<5>(k, a, b, c, ld, add),
-                    _ => micro_f64::<6>(k, a, b, c, ld, add),
-                }
+                by_rows!(rows, M => micro_f64::<M>(k, a, b, c, ld, add));
             }
         }
     }

@@ -4,7 +4,7 @@ mod common;
 
 use candle_core::{DType, Var};
 use common::{in_file, optimizer, params, seeded};
-use std::{alloc::System, env, process::Command};
+use std::alloc::System;
 use tallow_memory::CountingAllocator;
 use tallow_optim::{
     Algorithm, Config, Optimizer, Rounding, StateFormat, adafactor_state_bytes, adamw_state_bytes,
@@ -21,7 +21,7 @@ const N_WEIGHT: u64 = 1 << 20;
 const N_BIAS: u64 = 1001;
 
 fn main() {
-    with_one_worker();
+    tallow_testkit::with_one_worker();
     // The pool's own memory comes with its first use.
     let params = pair(DType::F32);
     step(&mut optimizer(&params, &Config::new(Algorithm::SGD, 0.0)), &params, 0..1);
@@ -30,16 +30,6 @@ fn main() {
     steady_state_holds_nothing_more();
     a_window_is_all_that_a_file_holds();
     println!("bytes are as documented");
-}
-
-/// Workers that start late would be counted. The pool reads its size before anything can set it.
-fn with_one_worker() {
-    const WORKERS: &str = "RAYON_NUM_THREADS";
-    if env::var_os(WORKERS).is_none_or(|n| n != "1") {
-        let this = env::current_exe().expect("a running program has a path");
-        let again = Command::new(this).env(WORKERS, "1").status().expect("it runs already");
-        std::process::exit(again.code().unwrap_or(1));
-    }
 }
 
 fn pair(dtype: DType) -> Vec<(String, Var)> {

@@ -2,7 +2,7 @@
 
 mod support;
 use candle_core::{DType, Tensor, Var, backprop::GradStore};
-use std::{alloc::System, env, process::Command};
+use std::alloc::System;
 use support::{Model, models, piece, smallest_bytes, state, tensor, var};
 use tallow_memory::CountingAllocator;
 use tallow_recompute::*;
@@ -30,7 +30,7 @@ impl Bytes for Counted {
 }
 
 fn main() {
-    with_one_worker();
+    tallow_testkit::with_one_worker();
     let models = [
         ("mlp", wide_mlp()),
         ("mlp of 8 equal layers", models::mlp(256, &[128; 9])),
@@ -47,17 +47,6 @@ fn main() {
     a_recomputed_graph_holds_inputs_and_outputs();
     a_step_leaves_nothing();
     println!("bytes are as documented");
-}
-
-/// The pool reads its size before anything can set it, so: once more, with a single worker, whose
-/// queue is warm after the first use.
-fn with_one_worker() {
-    const WORKERS: &str = "RAYON_NUM_THREADS";
-    if env::var_os(WORKERS).is_none_or(|n| n != "1") {
-        let this = env::current_exe().expect("a running program has a path");
-        let again = Command::new(this).env(WORKERS, "1").status().expect("it runs already");
-        std::process::exit(again.code().unwrap_or(1));
-    }
 }
 
 fn wide_mlp() -> Model {

@@ -2,7 +2,7 @@
 //! test harness: its threads would be counted too.
 
 use candle_core::{DType, Device, Tensor, TensorId, Var};
-use std::{alloc::System, collections::HashSet, env, process::Command};
+use std::{alloc::System, collections::HashSet};
 use tallow_memory::CountingAllocator;
 use tallow_tensor::{
     Result,
@@ -18,7 +18,7 @@ const SMALL_BYTES: u64 = 4 << 10;
 const F32_BYTES: u64 = 4;
 
 fn main() {
-    with_one_worker();
+    tallow_testkit::with_one_worker();
     for row in rows() {
         keeps(&row);
     }
@@ -40,17 +40,6 @@ fn var(seed: u64, dims: &[usize]) -> Var {
 
 fn bytes(t: &Tensor) -> u64 {
     (t.elem_count() * t.dtype().size_in_bytes()) as u64
-}
-
-/// Each worker keeps its buffers once it has them; with several it would be chance which of them
-/// has had its first turn. The pool reads its size before anything can set it, so: once more.
-fn with_one_worker() {
-    const WORKERS: &str = "RAYON_NUM_THREADS";
-    if env::var_os(WORKERS).is_none_or(|n| n != "1") {
-        let this = env::current_exe().expect("a running program has a path");
-        let again = Command::new(this).env(WORKERS, "1").status().expect("it runs already");
-        std::process::exit(again.code().unwrap_or(1));
-    }
 }
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;

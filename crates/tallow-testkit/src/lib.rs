@@ -25,10 +25,12 @@ mod close;
 mod gradient;
 mod inputs;
 mod reference;
+mod worker;
 
 pub use crate::{
     close::{Tol, assert_close, max_rel},
     gradient::central_difference,
     inputs::{bits, values, values_bf16, values_f32, widen},
     reference::{Case, Reference, Values},
+    worker::with_one_worker,
 };

@@ -15,6 +15,9 @@ use tallow_precision::Masters;
 use tallow_recompute::{Again, Bytes, Chain, Plan, Segment, SegmentCost};
 use tallow_tensor::{aside, ops::CrossEntropy, pass};
 
+/// Targets are classes; PyTorch's mark of rows that do not count.
+const IGNORED: i64 = -100;
+
 /// Looks at the memory between segments, so that a step ends with an error before the process ends.
 pub struct Watch {
     /// The mark, and what the bytes are for.
@@ -40,19 +43,28 @@ pub(crate) struct MicroLoss {
 
 /// What a micro-batch runs on.
 pub(crate) struct Work<'a, M> {
-    pub(crate) model: &'a M,
-    pub(crate) plan: &'a Plan,
-    pub(crate) cfg: CrossEntropy,
-    pub(crate) watch: &'a Watch,
-    /// Variables whose gradients are kept out of candle's store.
-    pub(crate) params: &'a Arc<HashSet<TensorId>>,
-    /// Whether gradients update parameters as they come: then some row must count.
-    pub(crate) released: bool,
+    model: &'a M,
+    plan: &'a Plan,
+    cfg: CrossEntropy,
+    watch: &'a Watch,
+    params: &'a Arc<HashSet<TensorId>>,
     /// Whether a parameter has been updated.
-    pub(crate) committed: AtomicBool,
+    committed: AtomicBool,
 }
 
-impl<M> Work<'_, M> {
+impl<'a, M> Work<'a, M> {
+    /// `params` are the variables whose gradients are kept out of candle's store.
+    pub(crate) fn new(
+        model: &'a M,
+        plan: &'a Plan,
+        label_smoothing: f64,
+        watch: &'a Watch,
+        params: &'a Arc<HashSet<TensorId>>,
+    ) -> Self {
+        let cfg = CrossEntropy { ignore_index: IGNORED, label_smoothing };
+        Self { model, plan, cfg, watch, params, committed: AtomicBool::new(false) }
+    }
+
     /// From here on the memory is not looked at.
     pub(crate) fn commit(&self) {
         self.committed.store(true, Relaxed);
@@ -72,7 +84,7 @@ impl<M: Segments> Work<'_, M> {
     pub(crate) fn run(
         &self,
         (inputs, targets): (&Tensor, &Tensor),
-        seed: impl FnOnce(MicroLoss) -> f64,
+        seed: impl FnOnce(MicroLoss) -> Result<f64>,
         mut take: impl FnMut(GradStore) -> Result<()>,
     ) -> Result<MicroLoss> {
         let (n_counted, failure) = (AtomicU64::new(0), Failure::default());
@@ -80,15 +92,12 @@ impl<M: Segments> Work<'_, M> {
         let (loss, tape) = chain.forward(inputs, self.plan).map_err(|e| failure.or(e))?;
         let sum = loss.to_dtype(candle_core::DType::F64)?.to_scalar()?;
         let found = MicroLoss { sum, n_counted: n_counted.load(Relaxed) };
-        if self.released && found.n_counted == 0 {
-            return Err(tallow_accum::Error::ZeroWeight { n_micro_batches: 1 }.into());
-        }
         let mut sink = |_: &str, mut grads: GradStore| {
             aside::take_aside(&mut grads)?;
             failure.keep(self.check())?;
             Ok(failure.keep(take(grads))?)
         };
-        let (params, seed) = (self.params.clone(), seed(found));
+        let (params, seed) = (self.params.clone(), seed(found)?);
         let done = aside::set_aside(params, || tape.backward_from_loss(&loss, seed, &mut sink));
         done.map_err(|e| failure.or(e))?;
         Ok(found)

@@ -65,6 +65,3 @@ pub use tallow_precision as precision;
 pub use tallow_recompute as recompute;
 pub use tallow_tensor::Params;
 pub use trainer::Trainer;
-
-/// Targets are classes; PyTorch's mark of rows that do not count.
-pub(crate) const IGNORED: i64 = -100;

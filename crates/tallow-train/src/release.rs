@@ -89,25 +89,18 @@ impl<M: Segments> Trainer<M> {
 
     /// One backward for the norm; in how many segments each parameter got a gradient.
     fn norm_pass(&mut self, batch: &Batch) -> Result<(MicroLoss, GradientNorm, Ties)> {
-        let (mut norm, mut n_parts) = (GradientNorm::new(), Ties::default());
-        let (masters, params, mut parts) = (&self.masters, &self.params, Parts::of(&self.ties));
+        let (mut norm, mut parts) = (GradientNorm::new(), Parts::of(&self.ties));
+        let (masters, params) = (&self.masters, &self.params);
         let scale = self.scale.seed();
         let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
             (&batch.inputs, &batch.targets),
-            |_| scale,
+            |found| counted(found).map(|_| scale),
             |mut grads| {
                 gather(masters, &mut grads)?;
-                for (name, var) in params {
-                    let Some(grad) = grads.remove(var) else { continue };
-                    *n_parts.entry(var.as_tensor().id()).or_default() += 1;
-                    if let Some(grad) = parts.whole(var, grad)? {
-                        norm.add(name, &grad)?;
-                    }
-                }
-                Ok(())
+                parts.whole(grads, params, |name, _, grad| Ok(norm.add(name, &grad)?))
             },
         )?;
-        parts.finish(params)?;
+        let n_parts = parts.finish(params)?;
         Ok((found, norm, n_parts))
     }
 
@@ -122,31 +115,27 @@ impl<M: Segments> Trainer<M> {
         let found = work.run(
             (&batch.inputs, &batch.targets),
             |found| {
-                loss.set(found);
-                scale
+                loss.set(counted(found)?);
+                Ok(scale)
             },
             |mut grads: GradStore| {
                 // What is granted from here on is used: half an update would be worse.
                 work.commit();
                 gather(masters, &mut grads)?;
                 let MicroLoss { sum, n_counted } = loss.get();
-                for (name, var) in params {
-                    let Some(grad) = grads.remove(var) else { continue };
-                    let Some(grad) = parts.whole(var, grad)? else { continue };
-                    let factor = match factor {
-                        Some(factor) => factor,
-                        None => finite_factor(name, &grad, scale * n_counted as f64)?.ok_or_else(
-                            || {
-                                let (loss, name) = (sum / n_counted as f64, name.clone());
-                                Error::NonFinite { update, loss, name }
-                            },
-                        )?,
+                parts.whole(grads, params, |name, var, grad| {
+                    let judged = match factor {
+                        Some(factor) => Some(factor),
+                        None => finite_factor(name, &grad, scale * n_counted as f64)?,
+                    };
+                    let Some(factor) = judged else {
+                        let (loss, name) = (sum / n_counted as f64, name.to_string());
+                        return Err(Error::NonFinite { update, loss, name });
                     };
                     match optimizer.step_var(var, &grad, factor)? {
-                        Stepped::Updated | Stepped::NotTrained => {}
+                        Stepped::Updated | Stepped::NotTrained => Ok(()),
                     }
-                }
-                Ok(())
+                })
             },
         )?;
         parts.finish(params)?;
@@ -154,40 +143,59 @@ impl<M: Segments> Trainer<M> {
     }
 }
 
+/// There is no mean over nothing.
+fn counted(found: MicroLoss) -> Result<MicroLoss> {
+    match found.n_counted {
+        0 => Err(tallow_accum::Error::ZeroWeight { n_micro_batches: 1 }.into()),
+        _ => Ok(found),
+    }
+}
+
 /// Parameters whose gradients come from several segments, and from how many.
 pub(crate) type Ties = HashMap<TensorId, usize>;
 
-/// Gradients of tied parameters whose other parts are still to come.
+/// Gradients as segments give them, those of tied parameters held until the last part is there.
 struct Parts<'a> {
     ties: &'a Ties,
-    held: HashMap<TensorId, (Tensor, usize)>,
+    /// Parts so far, of every parameter.
+    n_parts: Ties,
+    held: HashMap<TensorId, Tensor>,
 }
 
 impl<'a> Parts<'a> {
     fn of(ties: &'a Ties) -> Self {
-        Self { ties, held: HashMap::new() }
+        Self { ties, n_parts: Ties::default(), held: HashMap::new() }
     }
 
-    /// The whole gradient of `var` once its last part is there.
-    fn whole(&mut self, var: &Var, part: Tensor) -> Result<Option<Tensor>> {
-        let id = var.as_tensor().id();
-        let Some(&n_parts) = self.ties.get(&id) else { return Ok(Some(part)) };
-        let (sum, n) = match self.held.remove(&id) {
-            None => (part, 1),
-            Some((sum, n)) => ((sum + part)?, n + 1),
-        };
-        if n == n_parts {
-            return Ok(Some(sum));
+    /// Calls `each` with every parameter whose gradient is whole now.
+    fn whole(
+        &mut self,
+        mut grads: GradStore,
+        params: &[(String, Var)],
+        mut each: impl FnMut(&str, &Var, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for (name, var) in params {
+            let Some(part) = grads.remove(var) else { continue };
+            let id = var.as_tensor().id();
+            let n_parts = self.n_parts.entry(id).or_default();
+            *n_parts += 1;
+            let sum = match self.held.remove(&id) {
+                None => part,
+                Some(sum) => (sum + part)?,
+            };
+            match self.ties.get(&id) {
+                Some(n_wanted) if n_parts != n_wanted => drop(self.held.insert(id, sum)),
+                _ => each(name, var, sum)?,
+            }
         }
-        self.held.insert(id, (sum, n));
-        Ok(None)
+        Ok(())
     }
 
-    /// That no part was waited for in vain.
-    fn finish(self, params: &[(String, Var)]) -> Result<()> {
+    /// In how many segments each parameter got a gradient; that no part was waited for in vain.
+    fn finish(self, params: &[(String, Var)]) -> Result<Ties> {
         let waiting = |var: &Var| self.held.contains_key(&var.as_tensor().id());
         match params.iter().find(|(_, var)| waiting(var)) {
-            None => Ok(()),
+            None => Ok(self.n_parts),
             Some((name, _)) => Err(Error::Tied { name: name.clone() }),
         }
     }

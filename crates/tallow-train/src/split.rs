@@ -168,9 +168,6 @@ impl BatchSplit {
     /// The pieces of `n_samples` at hand (fewer than a batch at the end of an epoch): every sample
     /// once, in order.
     pub fn pieces(&self, n_samples: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let micro_batch = self.micro_batch;
-        (0..n_samples)
-            .step_by(micro_batch)
-            .map(move |start| start..(start + micro_batch).min(n_samples))
+        tallow_memory::batch::pieces(n_samples, self.micro_batch).map(|piece| piece.range())
     }
 }

@@ -13,7 +13,7 @@ use tallow_memory::{Category, Held, Ledger, NoMeter, Watermark, peak_during};
 use tallow_models::{Score, Segments};
 use tallow_optim::Optimizer;
 use tallow_precision::{LossScale, Masters, Rule, Verdict};
-use tallow_tensor::{missing_gradients, ops::CrossEntropy, pass};
+use tallow_tensor::{missing_gradients, pass};
 
 /// A model in training.
 pub struct Trainer<M> {
@@ -87,9 +87,7 @@ impl<M: Segments> Trainer<M> {
     /// Enters what the trainer holds between updates into `ledger`, for as long as it lives: weights,
     /// gradient sums, optimizer state.
     pub fn account(&mut self, ledger: &Ledger) {
-        let bytes = |(_, v): &(String, Var)| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
-        let masters = self.masters.params();
-        let weights_bytes: u64 = masters.iter().chain(&self.buffers).map(bytes).sum();
+        let weights_bytes = bytes_of(&self.masters.params()) + bytes_of(&self.buffers);
         let sums_bytes = match self.recipe.gradients {
             Gradients::Summed => accumulator_bytes(&self.params, self.recipe.accum.dtype),
             Gradients::Released => 0,
@@ -210,10 +208,11 @@ impl<M: Segments> Trainer<M> {
             let inputs = batch.inputs.narrow(0, piece.start, piece.len())?;
             let targets = batch.targets.narrow(0, piece.start, piece.len())?;
             let scale = self.scale.seed();
+            let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
             let (masters, accum) = (&self.masters, &mut self.accum);
-            let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
+            let found = work.run(
                 (&inputs, &targets),
-                |_| scale,
+                |_| Ok(scale),
                 |mut grads| {
                     gather(masters, &mut grads)?;
                     Ok(accum.add_part(grads)?)
@@ -294,6 +293,12 @@ impl<M: Segments> Trainer<M> {
     }
 }
 
+/// Bytes of variables.
+pub(crate) fn bytes_of(vars: &[(String, Var)]) -> u64 {
+    let bytes = |v: &Var| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
+    vars.iter().map(|(_, var)| bytes(var)).sum()
+}
+
 /// Gives the masters their gradients; a segment without parameters of theirs has none to give.
 pub(crate) fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
     match masters.gather(grads) {
@@ -302,24 +307,14 @@ pub(crate) fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
     }
 }
 
+/// What a micro-batch runs on, borrowed apart from what its gradients change.
 pub(crate) fn work<'a, M>(
     model: &'a M,
     recipe: &'a Recipe,
     watch: &'a Watch,
     params: &'a Arc<HashSet<TensorId>>,
 ) -> Work<'a, M> {
-    let label_smoothing = recipe.label_smoothing;
-    let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing };
-    let released = recipe.gradients == Gradients::Released;
-    Work {
-        model,
-        plan: &recipe.recompute,
-        cfg,
-        watch,
-        params,
-        released,
-        committed: Default::default(),
-    }
+    Work::new(model, &recipe.recompute, recipe.label_smoothing, watch, params)
 }
 
 /// Tells the scale, and says whether to go on.

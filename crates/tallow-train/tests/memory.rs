@@ -212,24 +212,9 @@ fn the_digits_resnet_holds_the_same_after_5_and_50_updates() {
     }
 }
 
-/// The pool reads its size before anything can set it, so: once more, with a single worker, whose
-/// queue and scratch are warm after the first use.
-fn with_one_worker() -> bool {
-    const WORKERS: &str = "RAYON_NUM_THREADS";
-    if std::env::var_os(WORKERS).is_some_and(|n| n == "1") {
-        return true;
-    }
-    let this = std::env::current_exe().expect("a running program has a path");
-    let again = std::process::Command::new(this).env(WORKERS, "1").status();
-    assert!(again.expect("it runs already").success(), "with one worker");
-    false
-}
-
 #[test]
 fn mem_1() {
-    if !with_one_worker() {
-        return;
-    }
+    tallow_testkit::with_one_worker();
     mem_1_a_frozen_weight_costs_nothing_and_no_loss_keeps_its_graph();
     mem_1_a_frozen_parameter_has_no_part_in_the_norm();
     the_digits_resnet_holds_the_same_after_5_and_50_updates();

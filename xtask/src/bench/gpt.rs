@@ -61,7 +61,7 @@ impl Sizes {
     /// As tallow's settings, `steps` updates long.
     pub(super) fn settings(&self, steps: u64) -> Vec<String> {
         let Self { vocab, dim, layers, heads, context, batch, tokens } = self;
-        vec![
+        let mut settings = vec![
             "model.name=gpt2".to_string(),
             format!("model.vocab={vocab}"),
             format!("model.model_dim={dim}"),
@@ -69,16 +69,10 @@ impl Sizes {
             format!("model.n_heads={heads}"),
             format!("model.context={context}"),
             "model.dropout=0.0".to_string(),
-            "data.source=synthetic".to_string(),
             format!("data.seq_tokens={tokens}"),
-            format!("data.n_samples={}", batch * steps),
-            "data.held_out=1".to_string(),
-            format!("train.batch={batch}"),
-            "train.epochs=1".to_string(),
-            format!("train.max_updates={steps}"),
-            "train.learning_rate=1e-4".to_string(),
-            "train.schedule=constant".to_string(),
-        ]
+        ];
+        settings.extend(versus::synthetic(*batch, steps));
+        settings
     }
 
     fn work(&self, steps: u64) -> Work {

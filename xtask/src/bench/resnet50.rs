@@ -51,18 +51,9 @@ pub(super) fn run(options: &ResNet50) -> Result<bool> {
 }
 
 fn work(size: u64, batch: u64, steps: u64) -> Work {
-    let settings = vec![
-        "model.name=resnet50".to_string(),
-        "data.source=synthetic".to_string(),
-        format!("data.image_size=[{size},{size}]"),
-        format!("data.n_samples={}", batch * steps),
-        "data.held_out=1".to_string(),
-        format!("train.batch={batch}"),
-        "train.epochs=1".to_string(),
-        format!("train.max_updates={steps}"),
-        "train.learning_rate=1e-4".to_string(),
-        "train.schedule=constant".to_string(),
-    ];
+    let image_size = format!("data.image_size=[{size},{size}]");
+    let mut settings = vec!["model.name=resnet50".to_string(), image_size];
+    settings.extend(versus::synthetic(batch, steps));
     let torch = json!({"model": "resnet50", "batch": batch, "size": size, "steps": steps});
     Work { bench: "resnet50", settings, torch }
 }

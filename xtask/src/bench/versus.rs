@@ -42,6 +42,20 @@ pub(super) struct Work {
     pub(super) torch: Value,
 }
 
+/// The settings of `steps` updates on `batch` made-up samples each.
+pub(super) fn synthetic(batch: u64, steps: u64) -> Vec<String> {
+    vec![
+        "data.source=synthetic".to_string(),
+        format!("data.n_samples={}", batch * steps),
+        "data.held_out=1".to_string(),
+        format!("train.batch={batch}"),
+        "train.epochs=1".to_string(),
+        format!("train.max_updates={steps}"),
+        "train.learning_rate=1e-4".to_string(),
+        "train.schedule=constant".to_string(),
+    ]
+}
+
 /// How it is measured.
 pub(super) struct Plan<'a> {
     pub(super) common: &'a Common,

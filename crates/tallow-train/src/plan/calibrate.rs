@@ -4,6 +4,7 @@ use super::{Built, Space, Workload};
 use crate::{
     Gradients, Result,
     backward::{Watch, Work, variables},
+    trainer::bytes_of,
 };
 use candle_core::Var;
 use std::cell::RefCell;
@@ -11,7 +12,7 @@ use tallow_accum::accumulator_bytes;
 use tallow_memory::{Ledger, Meter, NoMeter, Scope, Watermark, peak_during};
 use tallow_models::Segments;
 use tallow_recompute::{Bytes, Plan, SegmentCost};
-use tallow_tensor::{ops::CrossEntropy, pass};
+use tallow_tensor::pass;
 
 /// How far a size between two that ran counts as.
 const BETWEEN_DOUBLINGS: f64 = 0.5;
@@ -47,7 +48,6 @@ impl Calibration {
             let built = work.build(&space.policies[policy])?;
             let built_bytes = meter.current_bytes().saturating_sub(before_bytes);
             let params = built.masters.params();
-            let bytes = |v: &Var| (v.elem_count() * v.dtype().size_in_bytes()) as u64;
             let state = |config| tallow_optim::state_bytes(&params, config);
             let is_trained = |(name, _): &&(String, Var)| space.optimizers[0].is_trained(name);
             let trained: Vec<_> = params.iter().filter(is_trained).cloned().collect();
@@ -55,7 +55,7 @@ impl Calibration {
             Ok(Self {
                 policy,
                 built_bytes,
-                beside_bytes: built.buffers.iter().map(|(_, var)| bytes(var)).sum(),
+                beside_bytes: bytes_of(&built.buffers),
                 accum_bytes: match space.gradients {
                     Gradients::Summed => accumulator_bytes(&trained, space.accum),
                     Gradients::Released => 0,
@@ -149,18 +149,9 @@ fn measure<W: Workload>(
 ) -> Result<Vec<SegmentCost>> {
     let batch = work.batch(&space.policies[policy], n)?;
     let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
-    let cfg = CrossEntropy { ignore_index: crate::IGNORED, label_smoothing: space.label_smoothing };
     let plan = Plan::keep_all(built.model.names().len() + 1);
     let params = variables(&built.masters);
-    let work = Work {
-        model: &built.model,
-        plan: &plan,
-        cfg,
-        watch: &watch,
-        params: &params,
-        released: false,
-        committed: Default::default(),
-    };
+    let work = Work::new(&built.model, &plan, space.label_smoothing, &watch, &params);
     let bytes = Scoped { meter, scope: RefCell::new(None) };
     // Draws and statistics stay as they are.
     let mut costs =

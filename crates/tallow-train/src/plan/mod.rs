@@ -49,6 +49,17 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    /// Whether it turns none of these.
+    pub fn is_allowed(&self, forbid: &[Knob]) -> bool {
+        self.knobs.iter().all(|knob| !forbid.contains(knob))
+    }
+
+    /// With its price, for [`pick`].
+    pub fn priced(&self) -> Priced<Candidate> {
+        let (terms, secs_per_sample) = (self.terms, self.secs_per_sample);
+        Priced { terms, secs_per_sample, choice: self.clone() }
+    }
+
     /// The most held at once, as foreseen; 0 where nothing was priced.
     pub fn peak_bytes(&self) -> u64 {
         self.terms.total_bytes()
@@ -248,14 +259,10 @@ fn helpful(candidates: &[Candidate], space: &Space, budget: u64) -> Option<(Knob
 /// Those that turn no forbidden knob, with what knobs must win added to their time, in steps of
 /// [`ABOUT`].
 fn allowed(candidates: &[Candidate], forbid: &[Knob]) -> Vec<Priced<Candidate>> {
-    let is_allowed = |c: &&Candidate| c.knobs.iter().all(|knob| !forbid.contains(knob));
     let steps = |secs: f64| ABOUT.powf((secs.ln() / ABOUT.ln()).round());
-    let priced = |c: &Candidate| Priced {
-        terms: c.terms,
-        secs_per_sample: steps(
-            c.secs_per_sample * c.knobs.iter().map(|k| k.must_win()).product::<f64>(),
-        ),
-        choice: c.clone(),
+    let priced = |c: &Candidate| {
+        let must_win: f64 = c.knobs.iter().map(|knob| knob.must_win()).product();
+        Priced { secs_per_sample: steps(c.secs_per_sample * must_win), ..c.priced() }
     };
-    candidates.iter().filter(is_allowed).map(priced).collect()
+    candidates.iter().filter(|c| c.is_allowed(forbid)).map(priced).collect()
 }
