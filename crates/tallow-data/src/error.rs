@@ -62,6 +62,9 @@ pub enum Error {
     /// Normalising with these constants gives no finite number.
     #[error("pixels cannot be normalised by mean {mean} and standard deviation {std}")]
     Normalisation { mean: f32, std: f32 },
+    /// A sample, or what lies around it, that is not what its format says.
+    #[error("`{}`{}: {reason}", path.display(), at(offset))]
+    Corrupt { path: PathBuf, offset: Option<u64>, reason: String },
     /// Candle's own error, while a batch was made.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -74,6 +77,10 @@ impl From<Error> for candle_core::Error {
             error => Self::Wrapped(Box::new(error)),
         }
     }
+}
+
+fn at(offset: &Option<u64>) -> String {
+    offset.map_or(String::new(), |offset| format!(" at byte {offset}"))
 }
 
 /// At most eight names, and how many more there are.

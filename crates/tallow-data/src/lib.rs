@@ -30,6 +30,7 @@ pub mod idx;
 mod image_set;
 mod permutation;
 mod pixels;
+mod source;
 mod synthetic;
 pub use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail, batch_bytes},
@@ -38,5 +39,6 @@ pub use crate::{
     image_set::{ImageSet, set_bytes},
     permutation::Permutation,
     pixels::Pixels,
+    source::Source,
     synthetic::{Kind, Synthetic},
 };
