@@ -13,7 +13,7 @@ pub(crate) struct Accuracy {
     /// Epochs of each run.
     #[arg(long, default_value_t = 5)]
     epochs: u64,
-    /// Only the modes whose name contains this.
+    /// Only the rows whose name contains this.
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]
@@ -31,11 +31,23 @@ const MODES: [Mode; 8] = [
     ("bf16 moments", &["optimizer.state=bf16"]),
     ("8-bit AdamW", &["optimizer.state=8bit"]),
     ("bf16 weights, stochastic rounding", &["precision.compute=bf16", "precision.masters=false"]),
-    (
-        "bf16, 8-bit AdamW, accumulate 4",
-        &["precision.compute=bf16", "optimizer.state=8bit", "train.accumulate=4"],
-    ),
+    ("bf16, 8-bit AdamW", &["precision.compute=bf16", "optimizer.state=8bit"]),
 ];
+
+/// Micro-batches that each mode's batches are cut into.
+const ACCUMULATE: [usize; 2] = [1, 4];
+
+/// Name and settings of every row.
+fn rows() -> impl Iterator<Item = (String, Vec<String>)> {
+    ACCUMULATE.into_iter().flat_map(|n| {
+        MODES.iter().map(move |(name, settings)| {
+            let mut settings = owned(settings);
+            settings.push(format!("train.accumulate={n}"));
+            let name = if n == 1 { (*name).to_string() } else { format!("{name}, accumulate {n}") };
+            (name, settings)
+        })
+    })
+}
 
 /// A row a mode; false if one failed to run.
 pub(super) fn run(options: &Accuracy) -> Result<bool> {
@@ -46,11 +58,11 @@ pub(super) fn run(options: &Accuracy) -> Result<bool> {
     println!("| mode | held-out accuracy, mean of {seeds} | worst | peak bytes | s/update |");
     println!("|---|---|---|---|---|");
     let mut all_ran = true;
-    let wanted = |mode: &&Mode| options.only.as_ref().is_none_or(|only| mode.0.contains(only));
-    for &(name, settings) in MODES.iter().filter(wanted) {
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
+    for (name, settings) in rows().filter(|(name, _)| wanted(name)) {
         let mut reports = Vec::new();
         for seed in 0..seeds {
-            let mut settings = owned(settings);
+            let mut settings = settings.clone();
             settings.push(format!("train.seed={seed}"));
             settings.push(format!("train.epochs={}", options.epochs));
             if quick {
@@ -69,7 +81,7 @@ pub(super) fn run(options: &Accuracy) -> Result<bool> {
             }
         }
         if !reports.is_empty() {
-            println!("{}", row(name, &reports));
+            println!("{}", row(&name, &reports));
         }
     }
     Ok(all_ran)
@@ -92,6 +104,17 @@ fn row(name: &str, reports: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_mode_is_also_accumulated() {
+        let all: Vec<_> = rows().collect();
+        assert_eq!(all.len(), 2 * MODES.len());
+        let (name, settings) = &all[MODES.len()];
+        assert_eq!(
+            (name.as_str(), settings[0].as_str()),
+            ("f32, accumulate 4", "train.accumulate=4")
+        );
+    }
 
     #[test]
     fn a_row_is_the_mean_and_the_worst() {
