@@ -1,6 +1,7 @@
 //! The `tallow` binary.
 
 mod config;
+mod memory_log;
 mod plan;
 mod report;
 mod train;

@@ -2,6 +2,7 @@
 
 use crate::{
     config::Config,
+    report::bytes_key,
     view::{mib, say},
     workload::Work,
 };
@@ -33,9 +34,8 @@ pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<(
 }
 
 fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
-    let terms = candidate.terms.iter().map(|(category, bytes)| {
-        (format!("{}_bytes", category.name().replace(' ', "_")), json!(bytes))
-    });
+    let terms = candidate.terms.iter();
+    let terms = terms.map(|(category, bytes)| (bytes_key(category), json!(bytes)));
     json!({
         "model": config.model.name(),
         "batch": config.batch,

@@ -6,6 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use tallow_memory::Category;
 
 /// `report.json`. A field is `null` where this version has nothing to say.
 #[derive(Clone, Debug, Serialize)]
@@ -64,9 +65,14 @@ pub(crate) struct Report {
 
 const REPORT: &str = "report.json";
 
-/// Where this process writes the report before it takes its name.
-fn part(folder: &Path) -> PathBuf {
-    folder.join(format!("{REPORT}.{}.part", std::process::id()))
+/// Where this process writes a file before it takes its name.
+fn part(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.{}.part", std::process::id()))
+}
+
+/// A category as a key of JSON.
+pub(crate) fn bytes_key(category: Category) -> String {
+    format!("{}_bytes", category.name().replace(' ', "_"))
 }
 
 /// Makes the folder before the run, so that a path that cannot be written ends it at once, and
@@ -76,7 +82,7 @@ fn part(folder: &Path) -> PathBuf {
 /// If the folder cannot be made or written, or something that is no file stands in the report's way.
 pub(crate) fn prepare(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("--out `{}`", folder.display()))?;
-    for path in [folder.join(REPORT), part(folder)] {
+    for path in [folder.join(REPORT), part(folder, REPORT)] {
         fs::write(&path, b"").with_context(|| format!("`{}`", path.display()))?;
         fs::remove_file(&path).with_context(|| format!("`{}`", path.display()))?;
     }
@@ -88,8 +94,15 @@ pub(crate) fn prepare(folder: &Path) -> Result<()> {
 /// # Errors
 /// If the folder cannot be written.
 pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
-    let (path, part) = (folder.join(REPORT), part(folder));
-    let text = serde_json::to_string_pretty(report)? + "\n";
+    write_text(folder, REPORT, &(serde_json::to_string_pretty(report)? + "\n"))
+}
+
+/// Writes a file whole or not at all.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub(crate) fn write_text(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let (path, part) = (folder.join(name), part(folder, name));
     fs::write(&part, text).with_context(|| format!("`{}`", part.display()))?;
     fs::rename(&part, &path).with_context(|| format!("`{}`", path.display()))
 }

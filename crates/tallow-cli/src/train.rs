@@ -2,6 +2,7 @@
 
 use crate::{
     config::{Config, Opened},
+    memory_log::{LeakWatch, MemoryLog},
     plan,
     report::{self, Report},
     view::{View, say},
@@ -29,7 +30,8 @@ use tallow_train::{
 /// If the data cannot be read, the folder cannot be written, no plan fits, or training fails.
 pub(crate) fn run(config: &Config, out: &Path, meter: &'static dyn Meter) -> Result<()> {
     let start_bytes = meter.current_bytes();
-    let (result, peak_bytes) = peak_during(meter, || train(config, out, meter));
+    let log = MemoryLog::new();
+    let (result, peak_bytes) = peak_during(meter, || train(config, out, &log, meter));
     let (trained, view) = result?;
     let peak_bytes = start_bytes + peak_bytes;
     let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
@@ -37,6 +39,7 @@ pub(crate) fn run(config: &Config, out: &Path, meter: &'static dyn Meter) -> Res
     if let Some(beyond) = config.budget.and_then(|b| peak_bytes.checked_sub(b)).filter(|&b| b > 0) {
         say!("the budget was exceeded by {beyond} bytes");
     }
+    log.write(out)?;
     report::write(out, &Report { peak_bytes, rss_peak_bytes, ..trained.report })?;
     say!("report in {}", out.join("report.json").display());
     Ok(())
@@ -50,6 +53,7 @@ struct Trained {
 fn train<'a>(
     config: &'a Config,
     out: &Path,
+    log: &MemoryLog,
     meter: &'static dyn Meter,
 ) -> Result<(Trained, View<'a>)> {
     let opened = config.source.open(config.seed)?;
@@ -92,13 +96,18 @@ fn train<'a>(
     let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
     let ledger = Ledger::new();
     trainer.account(&ledger);
-    trainer.watch(Watch { guard: Watermark::off(ledger.clone()), meter });
+    let guard = Watermark::off(ledger.clone());
+    trainer.watch(Watch { tick: log.ticker(ledger.clone(), meter), ..Watch::new(guard, meter) });
     if let Some(sizing) = sizing(config, chosen, meter)? {
         trainer.size_by(sizing)?;
     }
     introduce(config, &opened, chosen, n_params);
     let mut view = View::new(n_updates, config.epochs, meter);
-    let outcome = fit(&mut trainer, &epochs, |event| view.show(event));
+    let mut leak = LeakWatch::new();
+    let outcome = fit(&mut trainer, &epochs, |event| {
+        leak.show(&event, meter);
+        view.show(event);
+    });
     let outcome =
         outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
     let micro_batch = trainer.split().micro_batch();
@@ -217,6 +226,8 @@ fn recipe(config: &Config, chosen: &Candidate, n_updates: u64) -> Result<Recipe>
         skip_above_norm: config.skip_above_norm,
         gradients: config.gradients,
         recompute: chosen.recompute.clone(),
+        saved: config.saved.clone(),
+        check: config.check,
         label_smoothing: config.label_smoothing,
     })
 }

@@ -91,8 +91,10 @@ impl Work<'_> {
             policies: config.precisions.iter().map(|p| p.policy.clone()).collect(),
             optimizers: config.optimizers.iter().map(|o| o.config.clone()).collect(),
             recomputation: config.recomputation.clone(),
+            saved: config.saved.clone(),
             accum: SUMS,
             gradients: config.gradients,
+            prefer: config.prefer.clone(),
             forbid: config.forbid.clone(),
             label_smoothing: config.label_smoothing,
         }

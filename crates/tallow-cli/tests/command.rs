@@ -187,6 +187,14 @@ fn unknown_words_are_refused_by_name() {
     refused(&["train", "--budget", "lots"], "memory.budget: `lots` is no number of bytes");
     refused(&["train", "--budget", "0"], "a budget of 0 bytes holds nothing");
     refused(&["train", "--set", "memory.forbid=[\"8bits\"]"], "memory.forbid `8bits` is unknown");
+    refused(&["train", "--set", "memory.prefer=[\"speed\"]"], "memory.prefer `speed` is unknown");
+    refused(&["train", "--set", "memory.prefer=[\"bf16\"]"], "nothing is planned");
+    let twice = "memory.prefer=[\"bf16\", \"bf16\"]";
+    refused(&["train", "--budget", "1GiB", "--set", twice], "memory.prefer names `bf16` twice");
+    refused(&["train", "--set", "memory.saved_inputs=bf16"], "no segment runs again");
+    refused(&["train", "--set", "memory.check_recompute=true"], "no segment runs again");
+    let nowhere = "memory.saved_inputs=file:/no/such/folder";
+    refused(&["train", "--set", "memory.recompute=all", "--set", nowhere], "is no folder");
     refused(&["train", "--set", "memory.recompute=some"], "memory.recompute: `some` is unknown");
     refused(&["train", "--set", "memory.recompute=planned"], "which needs memory.budget");
     refused(&["train", "--set", "memory.offload_dir=/no/such/folder"], "/no/such/folder");

@@ -76,7 +76,14 @@ impl Watermark {
     /// [`Error::OverCap`] if an allocation passed the meter's cap since the last check, else
     /// [`Error::AboveMark`] if more than the mark is live now. A trip is reported once.
     pub fn check(&self, meter: &dyn Meter) -> Result<(), Error> {
-        let live_bytes = meter.current_bytes();
+        self.check_at(meter.current_bytes(), meter)
+    }
+
+    /// The same where `meter` was just read: `live_bytes`.
+    ///
+    /// # Errors
+    /// As [`Watermark::check`].
+    pub fn check_at(&self, live_bytes: u64, meter: &dyn Meter) -> Result<(), Error> {
         if let Some(trip) = meter.take_trip() {
             let (largest, largest_bytes) = self.ledger.current().reconciled(live_bytes).largest();
             let Trip { asked_bytes, live_bytes, cap_bytes } = trip;

@@ -5,7 +5,7 @@ use crate::{
     ops::{bytes_of, is_tracked, seed, variables},
     replay::{self, Again},
 };
-use candle_core::{Storage, Tensor, TensorId, Var};
+use candle_core::{DType, Storage, Tensor, TensorId, Var};
 use std::{collections::HashMap, time::Instant};
 
 /// What a segment costs. Sizes are bytes; *live* is what the process holds, a *peak* is counted
@@ -17,6 +17,10 @@ pub struct SegmentCost {
     /// Of the gradient of its input, and of the variable the input is copied into when the graph
     /// is kept; 0 if nothing before the segment wants that gradient.
     pub input_grad_bytes: u64,
+    /// Of its input, where that is of floats, else 0.
+    pub input_bytes: u64,
+    /// The same in bf16.
+    pub input_bf16_bytes: u64,
     /// Of its output: what stays live of an untracked forward.
     pub output_bytes: u64,
     /// Whether the output is a view of the input; `output_bytes` are then 0.
@@ -139,6 +143,10 @@ impl Chain<'_> {
     ) -> Result<SegmentCost> {
         let name = &self.segments[segment].name;
         let mut cost = SegmentCost { name: name.clone(), ..SegmentCost::default() };
+        if x.dtype().is_float() {
+            cost.input_bytes = bytes_of(x);
+            cost.input_bf16_bytes = (x.elem_count() * DType::BF16.size_in_bytes()) as u64;
+        }
         let start = Start::of(bytes);
         let y = replay::at(mark, name, || Ok::<_, crate::Error>(self.run(segment, x)?.detach()))??;
         cost.forward_peak_bytes = start.peak(bytes) + HEADER_BYTES;

@@ -52,7 +52,7 @@ pub use crate::{
     replay::{Again, NoReplay, Replay, is_recomputing},
     saved::Saved,
     segment::{Check, Recompute, recompute, recompute_many},
-    simulate::{Simulated, simulate},
+    simulate::{Simulated, simulate, simulate_saved},
     sink::{Collect, GradSink},
     tape::Tape,
 };

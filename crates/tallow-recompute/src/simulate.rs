@@ -1,6 +1,6 @@
 //! What a plan holds at its peak, by running it on numbers in place of tensors.
 
-use crate::{Plan, Result, SegmentCost, Step};
+use crate::{Plan, Result, Saved, SegmentCost, Step};
 use std::ops::Range;
 
 /// What executing a plan takes.
@@ -17,10 +17,16 @@ pub struct Simulated {
 }
 
 /// Executes `plan` on the costs of its segments, step by step, as [`crate::Chain`] does with
-/// `Saved::AsIs`.
+/// [`Saved::AsIs`].
 pub fn simulate(costs: &[SegmentCost], plan: &Plan) -> Result<Simulated> {
+    simulate_saved(costs, plan, &Saved::AsIs)
+}
+
+/// The same where the inputs of recomputed segments are `saved` in another way. Host memory counts:
+/// the devices that have it apart are not priced.
+pub fn simulate_saved(costs: &[SegmentCost], plan: &Plan, saved: &Saved) -> Result<Simulated> {
     plan.validate(costs.len())?;
-    let mut sim = Sim { costs, heap: Heap::default(), secs: 0.0 };
+    let mut sim = Sim { costs, saved, heap: Heap::default(), secs: 0.0 };
     let mut items = Vec::new();
     let x = sim.heap.alloc(0); // the caller's
     let wanted = costs.first().is_some_and(|cost| cost.input_grad_bytes > 0);
@@ -82,13 +88,25 @@ struct Flow {
 }
 
 enum Item<'p> {
-    Kept { segment: usize, x: Block, y: Block, graph: Block },
-    Redo { x: Block, wanted: bool, again: &'p Plan },
+    Kept {
+        segment: usize,
+        x: Block,
+        y: Block,
+        graph: Block,
+    },
+    /// `load_bytes` are those of a copy that is made when `x` is needed.
+    Redo {
+        x: Block,
+        load_bytes: Option<u64>,
+        wanted: bool,
+        again: &'p Plan,
+    },
 }
 
 /// Mirrors `run.rs`, function by function.
 struct Sim<'s> {
     costs: &'s [SegmentCost],
+    saved: &'s Saved,
     heap: Heap,
     secs: f64,
 }
@@ -162,8 +180,8 @@ impl<'s> Sim<'s> {
         items: &mut Vec<Item<'p>>,
     ) -> Flow {
         let wanted = flow.tracked;
-        let held = self.heap.share(flow.x);
-        let mut flow = Flow { x: flow.x, tracked: wanted || segments.is_empty() };
+        let (held, seen, load_bytes) = self.put_away(segments.start, flow.x);
+        let mut flow = Flow { x: seen, tracked: wanted || segments.is_empty() };
         for segment in segments {
             let cost = &self.costs[segment];
             self.heap.spike(cost.forward_peak_bytes);
@@ -173,12 +191,30 @@ impl<'s> Sim<'s> {
             flow = Flow { x: y, tracked: cost.learns };
         }
         if flow.tracked {
-            items.push(Item::Redo { x: held, wanted, again });
+            items.push(Item::Redo { x: held, load_bytes, wanted, again });
         } else {
             self.heap.release(held);
             self.forget(items);
         }
         flow
+    }
+
+    /// As `Held::new`: what waits, what the first forward sees in place of `x`, and the bytes of what
+    /// will be loaded, unless that is what waits.
+    fn put_away(&mut self, segment: usize, x: Block) -> (Block, Block, Option<u64>) {
+        let SegmentCost { input_bytes, input_bf16_bytes, .. } = self.costs[segment];
+        match self.saved {
+            Saved::Bf16 if input_bytes != input_bf16_bytes => {
+                let held = self.heap.alloc(input_bf16_bytes);
+                let seen = self.heap.alloc(input_bytes);
+                self.heap.release(x);
+                (held, seen, Some(input_bytes))
+            }
+            Saved::File(_) if input_bytes > 0 => (self.heap.alloc(0), x, Some(input_bytes)),
+            Saved::AsIs | Saved::Bf16 | Saved::Host | Saved::File(_) => {
+                (self.heap.share(x), x, None)
+            }
+        }
     }
 
     /// The gradient of the input of the first item.
@@ -192,8 +228,16 @@ impl<'s> Sim<'s> {
                     self.heap.release_all([grad, x, y, graph]);
                     self.heap.alloc(cost.input_grad_bytes)
                 }
-                Item::Redo { x, wanted, again } => {
+                Item::Redo { x, load_bytes, wanted, again } => {
                     let mut inner = Vec::new();
+                    let x = match load_bytes {
+                        None => x,
+                        Some(bytes) => {
+                            let loaded = self.heap.alloc(bytes);
+                            self.heap.release(x);
+                            loaded
+                        }
+                    };
                     let flow = Flow { x, tracked: wanted };
                     let y = self.forward(again, flow, false, &mut inner);
                     self.heap.release(y.x);

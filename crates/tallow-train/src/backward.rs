@@ -1,6 +1,6 @@
 //! Forward and backward of one micro-batch, a segment at a time.
 
-use crate::{Error, Result};
+use crate::{Error, Result, books::Books};
 use candle_core::{Tensor, TensorId, backprop::GradStore};
 use std::{
     collections::HashSet,
@@ -12,7 +12,9 @@ use std::{
 use tallow_memory::{Meter, Watermark};
 use tallow_models::{Score, Segments};
 use tallow_precision::Masters;
-use tallow_recompute::{Again, Bytes, Chain, Plan, Segment, SegmentCost};
+use tallow_recompute::{
+    Again, Bytes, Chain, Check as RecomputeCheck, Plan, Saved, Segment, SegmentCost,
+};
 use tallow_tensor::{aside, ops::CrossEntropy, pass};
 
 /// Targets are classes; PyTorch's mark of rows that do not count.
@@ -24,11 +26,23 @@ pub struct Watch {
     pub guard: Watermark,
     /// What is measured.
     pub meter: &'static dyn Meter,
+    /// Called at every look, when the ledger of [`crate::Trainer::account`] is up to date: to draw memory
+    /// over time.
+    pub tick: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Watch {
-    pub(crate) fn check(&self) -> std::result::Result<(), tallow_memory::Error> {
-        self.guard.check(self.meter)
+    /// Without anything called.
+    pub fn new(guard: Watermark, meter: &'static dyn Meter) -> Self {
+        Self { guard, meter, tick: Box::new(|| ()) }
+    }
+
+    /// `enter` brings the ledger up to what is live now.
+    fn check(&self, enter: impl FnOnce(u64)) -> std::result::Result<(), tallow_memory::Error> {
+        let live_bytes = self.meter.current_bytes();
+        enter(live_bytes);
+        (self.tick)();
+        self.guard.check_at(live_bytes, self.meter)
     }
 }
 
@@ -41,12 +55,31 @@ pub(crate) struct MicroLoss {
     pub(crate) n_counted: u64,
 }
 
+/// How forward and backward go.
+#[derive(Clone, Copy)]
+pub(crate) struct Passes<'a> {
+    /// Which segments keep their activations.
+    pub(crate) plan: &'a Plan,
+    /// How the inputs of the others wait.
+    pub(crate) saved: &'a Saved,
+    /// What repeated segments are compared by.
+    pub(crate) check: RecomputeCheck,
+    /// Of the loss.
+    pub(crate) label_smoothing: f64,
+}
+
+impl Passes<'_> {
+    fn loss(&self) -> CrossEntropy {
+        CrossEntropy { ignore_index: IGNORED, label_smoothing: self.label_smoothing }
+    }
+}
+
 /// What a micro-batch runs on.
 pub(crate) struct Work<'a, M> {
     model: &'a M,
-    plan: &'a Plan,
-    cfg: CrossEntropy,
+    passes: Passes<'a>,
     watch: &'a Watch,
+    books: &'a Books,
     params: &'a Arc<HashSet<TensorId>>,
     /// Whether a parameter has been updated.
     committed: AtomicBool,
@@ -56,24 +89,23 @@ impl<'a, M> Work<'a, M> {
     /// `params` are the variables whose gradients are kept out of candle's store.
     pub(crate) fn new(
         model: &'a M,
-        plan: &'a Plan,
-        label_smoothing: f64,
-        watch: &'a Watch,
+        passes: Passes<'a>,
+        (watch, books): (&'a Watch, &'a Books),
         params: &'a Arc<HashSet<TensorId>>,
     ) -> Self {
-        let cfg = CrossEntropy { ignore_index: IGNORED, label_smoothing };
-        Self { model, plan, cfg, watch, params, committed: AtomicBool::new(false) }
+        Self { model, passes, watch, books, params, committed: AtomicBool::new(false) }
     }
 
-    /// From here on the memory is not looked at.
+    /// From here on nothing that the memory says ends the update.
     pub(crate) fn commit(&self) {
         self.committed.store(true, Relaxed);
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, enter: impl FnOnce(u64)) -> Result<()> {
+        let checked = self.watch.check(enter);
         match self.committed.load(Relaxed) {
             true => Ok(()),
-            false => Ok(self.watch.check()?),
+            false => Ok(checked?),
         }
     }
 }
@@ -89,12 +121,15 @@ impl<M: Segments> Work<'_, M> {
     ) -> Result<MicroLoss> {
         let (n_counted, failure) = (AtomicU64::new(0), Failure::default());
         let chain = self.chain(targets, &n_counted, &failure);
-        let (loss, tape) = chain.forward(inputs, self.plan).map_err(|e| failure.or(e))?;
+        let _ends = self.books.begun(self.watch.meter);
+        let (loss, tape) = chain.forward(inputs, self.passes.plan).map_err(|e| failure.or(e))?;
         let sum = loss.to_dtype(candle_core::DType::F64)?.to_scalar()?;
         let found = MicroLoss { sum, n_counted: n_counted.load(Relaxed) };
-        let mut sink = |_: &str, mut grads: GradStore| {
+        let mut sink = |name: &str, mut grads: GradStore| {
             aside::take_aside(&mut grads)?;
-            failure.keep(self.check())?;
+            let segment = chain.segments.iter().position(|segment| segment.name == name);
+            let enter = |live| self.books.after(segment.unwrap_or(0), &grads, live);
+            failure.keep(self.check(enter))?;
             Ok(failure.keep(take(grads))?)
         };
         let (params, seed) = (self.params.clone(), seed(found)?);
@@ -137,10 +172,10 @@ impl<M: Segments> Work<'_, M> {
     pub(crate) fn infer(&self, inputs: &Tensor, targets: &Tensor, train: bool) -> Result<Score> {
         let mut x = inputs.detach();
         for i in 0..self.model.names().len() {
-            self.watch.check()?;
+            self.watch.check(|_| ())?;
             x = self.model.run(i, &x, train)?.detach();
         }
-        Ok(self.model.score(&x, targets, &self.cfg)?)
+        Ok(self.model.score(&x, targets, &self.passes.loss())?)
     }
 
     /// The model's segments, then the head with the loss.
@@ -150,22 +185,25 @@ impl<M: Segments> Work<'_, M> {
         n_counted: &'a AtomicU64,
         failure: &'a Failure,
     ) -> Chain<'a> {
-        let checked = move || failure.keep(self.check());
+        let checked =
+            move |segment| failure.keep(self.check(|live| self.books.before(segment, live)));
         let segment = |(i, name)| {
             Segment::new(name, move |x: &Tensor| {
-                checked()?;
+                checked(i)?;
                 self.model.run(i, x, true)
             })
         };
         let mut segments: Vec<_> =
             self.model.names().into_iter().enumerate().map(segment).collect();
+        let head = segments.len();
         segments.push(Segment::new(self.model.head_name(), move |x: &Tensor| {
-            checked()?;
-            let loss = self.model.loss(x, targets, &self.cfg)?;
+            checked(head)?;
+            let loss = self.model.loss(x, targets, &self.passes.loss())?;
             n_counted.store(loss.n_counted, Relaxed);
             Ok(loss.sum)
         }));
-        Chain { replay: Arc::new(here), ..Chain::new(segments) }
+        let Passes { check, saved, .. } = self.passes;
+        Chain { segments, replay: Arc::new(here), check, saved: saved.clone() }
     }
 }
 

@@ -30,6 +30,8 @@
 //!     skip_above_norm: f64::INFINITY,
 //!     gradients: Gradients::Summed,
 //!     recompute: recompute::Plan::keep_all(2), // the model, and the loss
+//!     saved: recompute::Saved::AsIs,
+//!     check: recompute::Check::Shape,
 //!     label_smoothing: 0.0,
 //! };
 //! let mut trainer = Trainer::new(Whole(model), masters, params.buffers(), recipe)?;
@@ -44,6 +46,7 @@
 #![deny(missing_docs)]
 
 mod backward;
+mod books;
 mod error;
 mod fit;
 pub mod plan;

@@ -4,7 +4,7 @@ use crate::{BatchSplit, Error, Result};
 use tallow_accum::{AccumConfig, Clip};
 use tallow_optim::Schedule;
 use tallow_precision::LossScale;
-use tallow_recompute::Plan;
+use tallow_recompute::{Check, Plan, Saved};
 
 /// How updates are made. What is not wanted is a value: one micro-batch, `LossScale::off()`,
 /// `Clip::Off`, `Shape::Constant`, `Plan::keep_all`, an infinite `skip_above_norm`.
@@ -28,6 +28,10 @@ pub struct Recipe {
     pub gradients: Gradients,
     /// Which segments keep their activations; the head with the loss is the last.
     pub recompute: Plan,
+    /// How the inputs of the others wait for backward.
+    pub saved: Saved,
+    /// What a segment that runs again must agree in with its first run.
+    pub check: Check,
     /// Weight of the uniform distribution in the loss, from 0 to 1.
     pub label_smoothing: f64,
 }

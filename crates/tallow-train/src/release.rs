@@ -92,14 +92,15 @@ impl<M: Segments> Trainer<M> {
         let (mut norm, mut parts) = (GradientNorm::new(), Parts::of(&self.ties));
         let (masters, params) = (&self.masters, &self.params);
         let scale = self.scale.seed();
-        let found = work(&self.model, &self.recipe, &self.watch, &self.variables).run(
-            (&batch.inputs, &batch.targets),
-            |found| counted(found).map(|_| scale),
-            |mut grads| {
-                gather(masters, &mut grads)?;
-                parts.whole(grads, params, |name, _, grad| Ok(norm.add(name, &grad)?))
-            },
-        )?;
+        let found = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables)
+            .run(
+                (&batch.inputs, &batch.targets),
+                |found| counted(found).map(|_| scale),
+                |mut grads| {
+                    gather(masters, &mut grads)?;
+                    parts.whole(grads, params, |name, _, grad| Ok(norm.add(name, &grad)?))
+                },
+            )?;
         let n_parts = parts.finish(params)?;
         Ok((found, norm, n_parts))
     }
@@ -111,7 +112,7 @@ impl<M: Segments> Trainer<M> {
         let (update, mut parts) = (self.n_windows, Parts::of(&self.ties));
         // Set by the forward, before any gradient comes.
         let loss = std::cell::Cell::new(MicroLoss { sum: f64::NAN, n_counted: 0 });
-        let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
+        let work = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables);
         let found = work.run(
             (&batch.inputs, &batch.targets),
             |found| {

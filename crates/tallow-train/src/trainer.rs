@@ -2,7 +2,8 @@
 
 use crate::{
     Applied, BatchSplit, Error, Evaluation, Gradients, Recipe, Result, Sizing, Skip, Update,
-    backward::{Watch, Work, variables},
+    backward::{Passes, Watch, Work, variables},
+    books::Books,
     release::Ties,
 };
 use candle_core::{Tensor, TensorId, Var, backprop::GradStore};
@@ -19,6 +20,7 @@ use tallow_tensor::{missing_gradients, pass};
 pub struct Trainer<M> {
     pub(crate) model: M,
     pub(crate) watch: Watch,
+    pub(crate) books: Books,
     pub(crate) sizing: Sizing,
     /// In the ledger, if there is one.
     pub(crate) entries: Vec<Held>,
@@ -57,12 +59,13 @@ impl<M: Segments> Trainer<M> {
         params.retain(|(name, _)| optimizer.n_updates(name).is_some());
         let accum = GradientAccumulator::new(&params, recipe.accum)?;
         let scale = recipe.loss_scale.clone();
-        let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
+        let watch = Watch::new(Watermark::off(Ledger::new()), &NoMeter);
         let sizing = Sizing::fixed(recipe.split.micro_batch());
         let (n_windows, n_updates) = (0, 0);
         Ok(Self {
             model,
             watch,
+            books: Books::new(&Ledger::new()),
             sizing,
             entries: Vec::new(),
             variables: variables(&masters),
@@ -84,14 +87,16 @@ impl<M: Segments> Trainer<M> {
         self.watch = watch;
     }
 
-    /// Enters what the trainer holds between updates into `ledger`, for as long as it lives: weights,
-    /// gradient sums, optimizer state.
+    /// Enters what the trainer holds into `ledger`, for as long as it lives: weights, gradient sums and
+    /// optimizer state; and, as the meter of [`Trainer::watch`] finds them at each checkpoint of an
+    /// update, the batch, saved activations, gradients, and transients.
     pub fn account(&mut self, ledger: &Ledger) {
         let weights_bytes = bytes_of(&self.masters.params()) + bytes_of(&self.buffers);
         let sums_bytes = match self.recipe.gradients {
             Gradients::Summed => accumulator_bytes(&self.params, self.recipe.accum.dtype),
             Gradients::Released => 0,
         };
+        self.books = Books::new(ledger);
         self.entries = vec![
             ledger.hold(Category::Weights, weights_bytes + self.masters.copies_bytes()),
             ledger.hold(Category::Accumulators, sums_bytes),
@@ -164,6 +169,7 @@ impl<M: Segments> Trainer<M> {
     /// (Except where [`Gradients::Released`] says otherwise.)
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
         self.n_windows += 1;
+        self.books.batch(&[&batch.inputs, &batch.targets]);
         loop {
             let meter = self.watch.meter;
             let start_bytes = meter.current_bytes();
@@ -208,7 +214,7 @@ impl<M: Segments> Trainer<M> {
             let inputs = batch.inputs.narrow(0, piece.start, piece.len())?;
             let targets = batch.targets.narrow(0, piece.start, piece.len())?;
             let scale = self.scale.seed();
-            let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
+            let work = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables);
             let (masters, accum) = (&self.masters, &mut self.accum);
             let found = work.run(
                 (&inputs, &targets),
@@ -259,7 +265,7 @@ impl<M: Segments> Trainer<M> {
     /// If the model refuses it.
     pub fn rehearse(&self, batch: &Batch) -> Result<()> {
         let n_samples = batch.targets.dim(0)?;
-        let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
+        let work = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables);
         pass::replay(pass::position(), || work.infer(&batch.inputs, &batch.targets, true))
             .map_err(|error| match error {
                 Error::Memory(error) => Error::Memory(error),
@@ -278,7 +284,7 @@ impl<M: Segments> Trainer<M> {
         let mut all = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
         for batch in batches {
             let batch = batch?;
-            let work = work(&self.model, &self.recipe, &self.watch, &self.variables);
+            let work = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables);
             let score = work.infer(&batch.inputs, &batch.targets, false)?;
             all.loss_sum += score.loss_sum;
             all.n_counted += score.n_counted;
@@ -311,10 +317,12 @@ pub(crate) fn gather(masters: &Masters, grads: &mut GradStore) -> Result<()> {
 pub(crate) fn work<'a, M>(
     model: &'a M,
     recipe: &'a Recipe,
-    watch: &'a Watch,
+    looks: (&'a Watch, &'a Books),
     params: &'a Arc<HashSet<TensorId>>,
 ) -> Work<'a, M> {
-    Work::new(model, &recipe.recompute, recipe.label_smoothing, watch, params)
+    let Recipe { recompute: plan, saved, check, label_smoothing, .. } = recipe;
+    let (check, label_smoothing) = (*check, *label_smoothing);
+    Work::new(model, Passes { plan, saved, check, label_smoothing }, looks, params)
 }
 
 /// Tells the scale, and says whether to go on.

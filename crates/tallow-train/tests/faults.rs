@@ -31,7 +31,7 @@ const BATCH: usize = 8;
 /// A mark that only a fault passes.
 fn watch(meter: &'static dyn Meter) -> Watch {
     let guard = Watermark::new(1 << 40, 0.9, Ledger::new()).expect("a share");
-    Watch { guard, meter }
+    Watch::new(guard, meter)
 }
 
 /// Sizes from 1 to `start`, at a clock that stands still.
@@ -225,7 +225,7 @@ fn tried(n_items: usize, start: usize, most_items: u64) -> (Vec<usize>, f32, usi
     // What the newest micro-batch holds is live until it is looked at.
     let meter = FnMeter::new(move || Some(last.swap(0, Relaxed) as u64 * ITEM_BYTES));
     let guard = Watermark::new(most_items * ITEM_BYTES, 1.0, Ledger::new()).expect("a share");
-    trainer.watch(Watch { guard, meter: Box::leak(Box::new(meter)) });
+    trainer.watch(Watch::new(guard, Box::leak(Box::new(meter))));
     trainer.size_by(shrinking(start)).expect("sums are kept");
     let x: Vec<f32> = (0..n_items).map(|i| i as f32).collect();
     let batch = Batch {
@@ -263,7 +263,7 @@ fn micro_batches_grow_back_once_a_hysteresis() {
         move || Some(used.load(Relaxed))
     });
     let guard = Watermark::off(Ledger::new());
-    setup.trainer.watch(Watch { guard, meter: Box::leak(Box::new(meter)) });
+    setup.trainer.watch(Watch::new(guard, Box::leak(Box::new(meter))));
     let config = ControllerConfig { min_items: 1, ..ControllerConfig::fixed(BATCH) };
     let clock = {
         let secs = Arc::clone(&secs);

@@ -10,6 +10,7 @@ use tallow_train::{
     BatchSplit, Error, Gradients, Recipe, Result, Trainer, accum, optim,
     plan::{Built, Candidate, Knob, Recomputation, Space, Workload, plan},
     precision::{LossScale, Masters, Policy},
+    recompute,
 };
 
 #[global_allocator]
@@ -73,8 +74,10 @@ fn space() -> Space {
         policies: vec![Policy::f32(), Policy::bf16()],
         optimizers: vec![optimizer(optim::StateFormat::F32), optimizer(optim::StateFormat::BITS8)],
         recomputation: Recomputation::Planned,
+        saved: recompute::Saved::AsIs,
         accum: accum::AccumDType::F32,
         gradients: Gradients::Summed,
+        prefer: Vec::new(),
         forbid: Vec::new(),
         label_smoothing: 0.0,
     }
@@ -100,6 +103,8 @@ fn train(net: &Net, space: &Space, chosen: &Candidate) {
         skip_above_norm: f64::INFINITY,
         gradients: space.gradients,
         recompute: chosen.recompute.clone(),
+        saved: space.saved.clone(),
+        check: recompute::Check::Shape,
         label_smoothing: 0.0,
     };
     let mut trainer = Trainer::new(model, masters, buffers, recipe).expect("valid");
@@ -138,6 +143,58 @@ fn the_peak_is_foreseen_within_5_percent_and_the_budget_is_kept() {
             assert!(error.abs() < 0.05, "{what}");
         }
     }
+}
+
+/// Of candidates about as fast, the one that turns the preferred knob comes first.
+#[test]
+fn knobs_are_turned_in_the_users_order() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let first_with = |prefer: Vec<Knob>, knob: Knob| {
+        let space = Space { micro_batches: vec![16, 8], prefer, ..space() };
+        let found = plan(&Net::ResNet, &space, None, &ALLOCATOR).expect("no limit");
+        assert!(found.candidates[0].knobs.is_empty());
+        let place = found.candidates.iter().position(|c| c.knobs == [knob]);
+        place.expect("a candidate turns it alone")
+    };
+    for (prefer, places) in [
+        (vec![], [1, 2, 4]),
+        (vec![Knob::Bf16], [2, 4, 1]),
+        (vec![Knob::Accumulate, Knob::LowState], [2, 1, 4]),
+    ] {
+        let got = [Knob::LowState, Knob::Accumulate, Knob::Bf16]
+            .map(|knob| first_with(prefer.clone(), knob));
+        assert_eq!(got, places, "{prefer:?}");
+    }
+}
+
+/// Inputs that wait in a file are foreseen as such.
+#[test]
+fn a_file_of_inputs_is_foreseen() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let folder = std::env::temp_dir().join(format!("tallow-plan-inputs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let rule = Recomputation::Rule(recompute::Policy::All);
+    let one = Space { micro_batches: vec![16], policies: vec![Policy::f32()], ..space() };
+    let one = Space { optimizers: vec![optimizer(optim::StateFormat::F32)], ..one };
+    let one = Space { recomputation: rule, ..one };
+    let mut foreseen = Vec::new();
+    for saved in
+        [recompute::Saved::AsIs, recompute::Saved::Bf16, recompute::Saved::File(folder.clone())]
+    {
+        let space = Space { saved, ..one.clone() };
+        let before = ALLOCATOR.current_bytes();
+        let ((peak, saved), held) = peak_during(&ALLOCATOR, || {
+            let found = plan(&Net::Gpt2, &space, None, &ALLOCATOR).expect("no limit");
+            let chosen = &found.candidates[found.chosen];
+            train(&Net::Gpt2, &space, chosen);
+            (chosen.peak_bytes() - before, chosen.terms.saved_activations_bytes)
+        });
+        let error = peak as f64 / held as f64 - 1.0;
+        assert!(held <= peak && error < 0.05, "{:?}: {peak}, {held} held", space.saved);
+        foreseen.push(saved);
+    }
+    std::fs::remove_dir(&folder).expect("every file has gone");
+    assert!(foreseen[0] > 3 * foreseen[1] / 2 && foreseen[1] > 3 * foreseen[2] / 2, "{foreseen:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tallow_tensor::{
 use tallow_train::{
     Applied, Gradients, Recipe, Trainer, optim,
     precision::{LossScale, Masters, Policy},
-    recompute::{Chain, Collect, NoReplay, Plan, Replay, Segment, Step},
+    recompute::{Chain, Check, Collect, NoReplay, Plan, Replay, Saved, Segment, Step},
 };
 
 /// After `n_updates` updates: outcomes and losses, then all that moved.
@@ -399,4 +399,61 @@ fn a_whole_model_is_recomputed_too() {
         support::bits(&params.all())
     };
     assert_eq!(run(Plan::keep_all(2)), run(nested(0, 2)));
+}
+
+/// Inputs that wait in a file come back bit for bit; rounded to bf16 they differ by that rounding.
+#[test]
+fn rec_inputs_may_wait_elsewhere() {
+    let folder = std::env::temp_dir().join(format!("tallow-inputs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let plan = nested(0, 4);
+    let run = |saved: Saved| {
+        train(Net::Mixed, &Policy::f32(), (4, 2), 3, |recipe| Recipe {
+            recompute: plan.clone(),
+            saved,
+            ..recipe
+        })
+    };
+    let (want_seen, want) = run(Saved::AsIs);
+    let (got_seen, got) = run(Saved::File(folder.clone()));
+    assert_eq!(got_seen, want_seen, "losses");
+    got.assert_same(&want, "inputs in a file");
+    std::fs::remove_dir(&folder).expect("every file has gone");
+
+    let (_, rounded) = run(Saved::Bf16);
+    let [want, got] = [want.floats(), rounded.floats()];
+    let largest = want.iter().fold(0f64, |a, b| a.max(b.abs()));
+    let far = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    // Three updates, each of at most twice the rate where a gradient changes its sign.
+    let bound = 3.0 * 2.0 * support::RATE + largest / 256.0;
+    assert!(far > 0.0 && far <= bound, "{far} of {bound}");
+}
+
+/// A segment that does not repeat itself is named; without the check nobody would know.
+#[test]
+fn rec_a_segment_that_does_not_repeat_itself_is_named() {
+    struct Drifting(Linear, Mutex<f64>);
+    impl ModuleT for Drifting {
+        fn forward_t(&self, x: &Tensor, _: bool) -> Result<Tensor> {
+            let mut by = self.1.lock().expect("no panic");
+            *by += 1e-3;
+            self.0.forward(&x.flatten_from(1)?)? + *by
+        }
+    }
+    let run = |check: Check| {
+        let params = Params::new(1);
+        let masters = Masters::new(Policy::f32(), params.clone()).expect("a valid policy");
+        let linear = layers::linear(12, 3, masters.builder(&Device::Cpu)).expect("builds");
+        let model = Drifting(linear, Mutex::new(0.0));
+        let recipe = Recipe { recompute: nested(0, 2), check, ..support::recipe(4, 4, 1) };
+        let mut trainer = Trainer::new(Whole(model), masters, vec![], recipe).expect("valid");
+        let before = support::bits(&params.all());
+        let result = trainer.update(&Net::Mixed.batch(4, 0, &Policy::f32()));
+        (result, before == support::bits(&params.all()))
+    };
+    let (result, is_untouched) = run(Check::Bitwise);
+    let message = result.expect_err("it drifts").to_string();
+    assert!(message.contains("model") && is_untouched, "{message}");
+    let (result, is_untouched) = run(Check::Shape);
+    assert!(result.is_ok() && !is_untouched);
 }

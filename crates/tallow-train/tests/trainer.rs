@@ -60,6 +60,8 @@ fn recipe(micro_batch: usize) -> Recipe {
         skip_above_norm: f64::INFINITY,
         gradients: Gradients::Summed,
         recompute: Plan::keep_all(2),
+        saved: tallow_train::recompute::Saved::AsIs,
+        check: tallow_train::recompute::Check::Shape,
         label_smoothing: 0.0,
     }
 }

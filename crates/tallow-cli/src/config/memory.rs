@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use tallow_train::{
     plan::{Knob, Recomputation},
-    recompute::Policy,
+    recompute::{Check, Policy, Saved},
 };
 
 /// Section `memory`.
@@ -15,6 +15,9 @@ pub(super) struct MemorySection {
     pub(super) budget: Option<Bytes>,
     recompute: Option<String>,
     pub(super) offload_dir: Option<PathBuf>,
+    saved_inputs: Option<String>,
+    check_recompute: Option<bool>,
+    prefer: Option<Vec<String>>,
     forbid: Option<Vec<String>>,
 }
 
@@ -70,6 +73,9 @@ pub(super) struct Memory {
     pub(super) budget: Option<u64>,
     pub(super) recomputation: Recomputation,
     pub(super) recompute_name: String,
+    pub(super) saved: Saved,
+    pub(super) check: Check,
+    pub(super) prefer: Vec<Knob>,
     pub(super) forbid: Vec<Knob>,
 }
 
@@ -86,22 +92,56 @@ impl MemorySection {
             recomputation != Recomputation::Planned || budget.is_some(),
             "memory.recompute is planned, which needs memory.budget"
         );
-        let forbid = self.forbid.iter().flatten().map(|name| knob(name));
+        let saved = saved_inputs(self.saved_inputs.as_deref()).context("memory.saved_inputs")?;
+        let check = if self.check_recompute == Some(true) { Check::Bitwise } else { Check::Shape };
+        let nothing_runs_again = recomputation == Recomputation::Rule(Policy::None);
+        for (key, is_given) in [
+            ("saved_inputs", self.saved_inputs.is_some()),
+            ("check_recompute", self.check_recompute == Some(true)),
+        ] {
+            ensure!(
+                !(is_given && nothing_runs_again),
+                "memory.{key} is given, but memory.recompute is none: no segment runs again"
+            );
+        }
         Ok(Memory {
             budget,
             recomputation,
             recompute_name: text.to_string(),
-            forbid: forbid.collect::<Result<_>>()?,
+            saved,
+            check,
+            prefer: knobs("prefer", self.prefer.as_deref())?,
+            forbid: knobs("forbid", self.forbid.as_deref())?,
         })
     }
 }
 
-fn knob(name: &str) -> Result<Knob> {
-    let found = Knob::ALL.into_iter().find(|knob| knob.name() == name);
-    found.with_context(|| {
-        let names: Vec<&str> = Knob::ALL.iter().map(|knob| knob.name()).collect();
-        format!("memory.forbid `{name}` is unknown; there are {}", names.join(", "))
-    })
+/// The knobs of a list, each once.
+fn knobs(key: &str, names: Option<&[String]>) -> Result<Vec<Knob>> {
+    let mut knobs = Vec::new();
+    for name in names.unwrap_or_default() {
+        let found = Knob::ALL.into_iter().find(|knob| knob.name() == name);
+        let knob = found.with_context(|| {
+            let names: Vec<&str> = Knob::ALL.iter().map(|knob| knob.name()).collect();
+            format!("memory.{key} `{name}` is unknown; there are {}", names.join(", "))
+        })?;
+        ensure!(!knobs.contains(&knob), "memory.{key} names `{name}` twice");
+        knobs.push(knob);
+    }
+    Ok(knobs)
+}
+
+fn saved_inputs(text: Option<&str>) -> Result<Saved> {
+    match text.unwrap_or("kept").split_once(':') {
+        None if matches!(text, None | Some("kept")) => Ok(Saved::AsIs),
+        None if text == Some("bf16") => Ok(Saved::Bf16),
+        Some(("file", folder)) if !folder.trim().is_empty() => {
+            let folder = PathBuf::from(folder.trim());
+            ensure!(folder.is_dir(), "`{}` is no folder", folder.display());
+            Ok(Saved::File(folder))
+        }
+        _ => bail!("`{}` is unknown; there are kept, bf16 and file:FOLDER", text.unwrap_or("")),
+    }
 }
 
 fn recomputation(text: &str) -> Result<Recomputation> {
@@ -145,6 +185,19 @@ mod tests {
         }
         for text in ["", "MiB", "12 parsecs", "1.2.3GiB", "-5MiB", "9e9", "99999999999GiB"] {
             assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ways_of_waiting_are_read() {
+        assert_eq!(saved_inputs(None).unwrap(), Saved::AsIs);
+        assert_eq!(saved_inputs(Some("kept")).unwrap(), Saved::AsIs);
+        assert_eq!(saved_inputs(Some("bf16")).unwrap(), Saved::Bf16);
+        let folder = std::env::temp_dir();
+        let text = format!("file: {}", folder.display());
+        assert_eq!(saved_inputs(Some(&text)).unwrap(), Saved::File(folder));
+        for text in ["", "file", "file:", "disk", "bf16:x", "file:/no/such/folder"] {
+            assert!(saved_inputs(Some(text)).is_err(), "{text}");
         }
     }
 

@@ -25,6 +25,7 @@ use tallow_train::{
     accum::Clip,
     optim::{self, Place, Shape},
     plan::{Knob, Recomputation},
+    recompute::{Check, Saved},
 };
 
 /// Bytes of a state file in memory at once.
@@ -71,6 +72,12 @@ pub(crate) struct Config {
     pub(crate) recomputation: Recomputation,
     /// The same, as written.
     pub(crate) recompute_name: String,
+    /// How the inputs of segments that run again wait.
+    pub(crate) saved: Saved,
+    /// What segments that run again are compared by.
+    pub(crate) check: Check,
+    /// In which order the planner turns knobs.
+    pub(crate) prefer: Vec<Knob>,
     /// What the planner must leave alone.
     pub(crate) forbid: Vec<Knob>,
 }
@@ -197,11 +204,14 @@ fn checked_table(mut table: toml::Table, budget: Option<&str>) -> Result<Config>
 
 fn checked(sections: Sections) -> Result<Config> {
     let Sections { model, data, train, precision, memory, optimizer } = sections;
-    let Memory { budget, recomputation, recompute_name, forbid } = memory.checked()?;
-    ensure!(
-        forbid.is_empty() || budget.is_some(),
-        "memory.forbid is given, but without memory.budget nothing is planned"
-    );
+    let Memory { budget, recomputation, recompute_name, saved, check, prefer, forbid } =
+        memory.checked()?;
+    for (key, knobs) in [("forbid", &forbid), ("prefer", &prefer)] {
+        ensure!(
+            knobs.is_empty() || budget.is_some(),
+            "memory.{key} is given, but without memory.budget nothing is planned"
+        );
+    }
     let seed = train.seed.unwrap_or(0);
     let (model, source) = model::checked(model, data, seed)?;
     if let Some(budget) = budget {
@@ -257,6 +267,9 @@ fn checked(sections: Sections) -> Result<Config> {
         budget,
         recomputation,
         recompute_name,
+        saved,
+        check,
+        prefer,
         forbid,
     })
 }

@@ -3,7 +3,8 @@
 use super::{Built, Space, Workload};
 use crate::{
     Gradients, Result,
-    backward::{Watch, Work, variables},
+    backward::{Passes, Watch, Work, variables},
+    books::Books,
     trainer::bytes_of,
 };
 use candle_core::Var;
@@ -11,7 +12,7 @@ use std::cell::RefCell;
 use tallow_accum::accumulator_bytes;
 use tallow_memory::{Ledger, Meter, NoMeter, Scope, Watermark, peak_during};
 use tallow_models::Segments;
-use tallow_recompute::{Bytes, Plan, SegmentCost};
+use tallow_recompute::{Bytes, Check, Plan, Saved, SegmentCost};
 use tallow_tensor::pass;
 
 /// How far a size between two that ran counts as.
@@ -148,10 +149,17 @@ fn measure<W: Workload>(
     meter: &dyn Meter,
 ) -> Result<Vec<SegmentCost>> {
     let batch = work.batch(&space.policies[policy], n)?;
-    let watch = Watch { guard: Watermark::off(Ledger::new()), meter: &NoMeter };
+    let watch = Watch::new(Watermark::off(Ledger::new()), &NoMeter);
+    let books = Books::new(&Ledger::new());
     let plan = Plan::keep_all(built.model.names().len() + 1);
     let params = variables(&built.masters);
-    let work = Work::new(&built.model, &plan, space.label_smoothing, &watch, &params);
+    let passes = Passes {
+        plan: &plan,
+        saved: &Saved::AsIs,
+        check: Check::Shape,
+        label_smoothing: space.label_smoothing,
+    };
+    let work = Work::new(&built.model, passes, (&watch, &books), &params);
     let bytes = Scoped { meter, scope: RefCell::new(None) };
     // Draws and statistics stay as they are.
     let mut costs =
@@ -180,6 +188,8 @@ fn on_line(a: &SegmentCost, b: &SegmentCost, t: f64) -> SegmentCost {
         is_view: a.is_view,
         learns: a.learns,
         input_grad_bytes: bytes(a.input_grad_bytes, b.input_grad_bytes),
+        input_bytes: bytes(a.input_bytes, b.input_bytes),
+        input_bf16_bytes: bytes(a.input_bf16_bytes, b.input_bf16_bytes),
         output_bytes: bytes(a.output_bytes, b.output_bytes),
         kept_bytes: bytes(a.kept_bytes, b.kept_bytes),
         forward_peak_bytes: bytes(a.forward_peak_bytes, b.forward_peak_bytes),

@@ -4,7 +4,7 @@ use super::{Candidate, Knob, Recomputation, Space, Workload, calibrate::Calibrat
 use crate::Result;
 use tallow_memory::Terms;
 use tallow_optim::Place;
-use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate};
+use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate_saved};
 
 /// Bytes a second that a state file is taken to move.
 const FILE_BYTES_PER_SEC: f64 = 1e9;
@@ -62,7 +62,7 @@ impl<W: Workload> Price<'_, W> {
             }
             Recomputation::Planned => planned(&costs, left)?,
         };
-        let simulated = simulate(&costs, &recompute)?;
+        let simulated = simulate_saved(&costs, &recompute, &space.saved)?;
         let mut terms = Terms {
             saved_activations_bytes: simulated.saved_bytes,
             transient_bytes: simulated.peak_bytes.saturating_sub(simulated.saved_bytes),

@@ -9,7 +9,7 @@ use tallow_memory::{Terms, plan::Choice};
 use tallow_models::Segments;
 use tallow_optim::{Config, Place, StateFormat};
 use tallow_precision::{Masters, Policy};
-use tallow_recompute::{Plan, SegmentCost};
+use tallow_recompute::{Plan, Saved, SegmentCost};
 
 /// A model with its parameters.
 pub struct Built<M> {
@@ -47,10 +47,10 @@ pub enum Knob {
     Recompute,
     /// Optimizer state in a file. Changes no bit.
     Offload,
-    /// Micro-batches. Changes rounding, and what batch norms see.
-    Accumulate,
     /// 8-bit or bf16 moments.
     LowState,
+    /// Micro-batches. Changes rounding, and what batch norms see.
+    Accumulate,
     /// Computing in bf16.
     Bf16,
 }
@@ -58,16 +58,11 @@ pub enum Knob {
 impl Knob {
     /// All of them; the least harm to the numbers first.
     pub const ALL: [Knob; 5] =
-        [Knob::Recompute, Knob::Offload, Knob::Accumulate, Knob::LowState, Knob::Bf16];
+        [Knob::Recompute, Knob::Offload, Knob::LowState, Knob::Accumulate, Knob::Bf16];
 
-    /// How many times faster a candidate must be to turn this knob where it need not.
-    pub const fn must_win(self) -> f64 {
-        match self {
-            Knob::Recompute | Knob::Offload => 1.0,
-            Knob::LowState => 1.05,
-            Knob::Accumulate | Knob::Bf16 => 1.15,
-        }
-    }
+    /// How many times faster a candidate must be to turn a knob where it need not, by the knob's
+    /// place in the order of preference.
+    pub const MUST_WIN: [f64; 5] = [1.0, 1.0, 1.05, 1.15, 1.15];
 
     /// As configurations spell it.
     pub const fn name(self) -> &'static str {
@@ -103,10 +98,15 @@ pub struct Space {
     pub optimizers: Vec<tallow_optim::Config>,
     /// How segments are recomputed.
     pub recomputation: Recomputation,
+    /// How the inputs of recomputed segments wait.
+    pub saved: Saved,
     /// What gradients are summed in.
     pub accum: AccumDType,
     /// How gradients reach the optimizer.
     pub gradients: Gradients,
+    /// In which order knobs are turned, the first the most readily; those not named follow in the order
+    /// of [`Knob::ALL`].
+    pub prefer: Vec<Knob>,
     /// What must not be turned.
     pub forbid: Vec<Knob>,
     /// Weight of the uniform distribution in the loss.
@@ -128,6 +128,15 @@ impl Space {
             }
         }
         Ok(())
+    }
+
+    /// The place of a knob in the order of preference.
+    pub(super) fn place(&self, knob: Knob) -> usize {
+        let prefer = &self.prefer;
+        prefer.iter().position(|k| *k == knob).unwrap_or_else(|| {
+            let rest = Knob::ALL.iter().filter(|k| !prefer.contains(k));
+            prefer.len() + rest.take_while(|k| **k != knob).count()
+        })
     }
 
     /// Whether the choice depends on what segments cost.

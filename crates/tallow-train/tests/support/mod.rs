@@ -144,6 +144,8 @@ pub(crate) fn recipe(batch: usize, micro_batch: usize, n_segments: usize) -> Rec
         skip_above_norm: f64::INFINITY,
         gradients: Gradients::Summed,
         recompute: Plan::keep_all(n_segments + 1),
+        saved: recompute::Saved::AsIs,
+        check: recompute::Check::Shape,
         label_smoothing: 0.0,
     }
 }
