@@ -45,6 +45,8 @@ fn chains(n: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Vec<Segme
                 let kept_bytes = if learns { output + kept } else { 0 };
                 costs.push(SegmentCost {
                     name: i.to_string(),
+                    input_bytes,
+                    input_bf16_bytes: input_bytes,
                     input_grad_bytes: if tracked { input_bytes } else { 0 },
                     output_bytes: output,
                     is_view: false,
