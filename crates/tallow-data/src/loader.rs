@@ -167,7 +167,7 @@ impl Loading {
     };
 }
 
-type Prepared<T> = Arc<dyn Fn(Sampler) -> Result<Samples<T>> + Send + Sync>;
+type Prepared<T> = Arc<dyn Fn(Sampler, u64) -> Result<Samples<T>> + Send + Sync>;
 
 /// A source as a [`Dataset`]: read, prepared in workers, gathered, put on the device, one batch ahead.
 ///
@@ -195,10 +195,10 @@ impl<C: Collate> Loader<C> {
     {
         let (source, prepare, collate) = (Arc::new(source), Arc::new(prepare), Arc::new(collate));
         let (n_samples, checked) = (source.n_samples(), collate.clone());
-        let samples = move |sampler: Sampler| {
+        let samples = move |sampler: Sampler, seed: u64| {
             let (prepare, collate) = (prepare.clone(), checked.clone());
             let prepared = move |sample, at: At| {
-                let sample = prepare(sample, At { seed: loading.seed, ..at })?;
+                let sample = prepare(sample, At { seed, ..at })?;
                 collate.check(&sample)?;
                 Ok(sample)
             };
@@ -207,17 +207,24 @@ impl<C: Collate> Loader<C> {
         Self { samples: Arc::new(samples), n_samples, collate, loading }
     }
 
+    /// The same samples, loaded otherwise.
+    pub fn with(&self, loading: Loading) -> Self {
+        let (samples, collate) = (self.samples.clone(), self.collate.clone());
+        Self { samples, n_samples: self.n_samples, collate, loading }
+    }
+
     /// The batches of any epoch, `batch` samples each.
     /// # Errors
     /// If there would be no batch at all.
     pub fn batches(&self, batch: usize, order: Order, tail: Tail) -> Result<Groups<Batch>> {
         check(self.n_samples(), batch, tail)?;
-        let Loading { seed, workers, ahead, on_corrupt, shard } = self.loading;
+        let Loading { seed: augment_seed, workers, ahead, on_corrupt, shard } = self.loading;
         let sampler = match order {
-            Order::Sequential => Sampler { seed, shuffle: Shuffle::Off, shard },
+            Order::Sequential => Sampler { seed: augment_seed, shuffle: Shuffle::Off, shard },
             Order::Shuffled { seed, .. } => Sampler { seed, shuffle: Shuffle::Global, shard },
         };
-        let samples = (self.samples)(sampler)?.workers(workers).on_corrupt(on_corrupt);
+        let samples =
+            (self.samples)(sampler, augment_seed)?.workers(workers).on_corrupt(on_corrupt);
         let collate = self.collate.clone();
         let batches = samples.batch(batch, tail)?.map_at(move |samples, before: Cursor| {
             let (inputs, targets) = collate.collate(samples)?;

@@ -93,7 +93,7 @@ impl Table {
     }
 
     /// The same on another device: bytes travel, and become floats there. Beside the batch it holds
-    /// its bytes and, if channels differ, one channel.
+    /// its bytes, and of one channel the numbers and the floats.
     fn look_up_there<'a>(
         &self,
         images: impl Iterator<Item = &'a [u8]>,
@@ -103,15 +103,12 @@ impl Table {
         images.for_each(|image| bytes.extend_from_slice(image));
         let [b, c, h, w] = shape;
         let n_tables = self.values.elem_count() / 256;
-        if n_tables == 1 {
-            let bytes = Tensor::from_vec(bytes, b * c * h * w, &self.device)?;
-            return Ok(self.values.index_select(&bytes, 0)?.reshape(&shape)?);
-        }
         let bytes = Tensor::from_vec(bytes, &shape, &self.device)?;
         let out = Tensor::zeros(&shape, self.values.dtype(), &self.device)?;
         for channel in 0..c {
-            let plane = bytes.narrow(1, channel, 1)?.flatten_all()?;
-            let table = self.values.narrow(0, channel * 256, 256)?;
+            // Not by the bytes: candle takes the largest number of a type as "no index", and gives 0.
+            let plane = bytes.narrow(1, channel, 1)?.flatten_all()?.to_dtype(DType::U32)?;
+            let table = self.values.narrow(0, channel % n_tables * 256, 256)?;
             let plane = table.index_select(&plane, 0)?.reshape((b, 1, h, w))?;
             out.slice_set(&plane, 1, channel)?;
         }

@@ -62,13 +62,13 @@ pub const fn packed_bytes(n: u64, seq_tokens: u64) -> u64 {
 }
 
 /// Bytes that packing holds beside the sequence it makes: the document that is being cut, or a window
-/// of documents, 32 bytes more for each.
+/// of documents, 160 bytes more for each.
 pub const fn packing_bytes(packing: Packing, longest_tokens: u64, mean_tokens: u64) -> u64 {
     match packing {
         Packing::Split { .. } => 4 * longest_tokens,
         Packing::Whole { window_tokens } => {
             let n_documents = window_tokens / if mean_tokens == 0 { 1 } else { mean_tokens } + 1;
-            4 * (window_tokens + longest_tokens) + 32 * n_documents
+            4 * (window_tokens + longest_tokens) + 160 * n_documents
         }
     }
 }
