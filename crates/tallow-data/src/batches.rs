@@ -36,19 +36,33 @@ pub enum Tail {
     Drop,
 }
 
-/// A place in the data. With the seed, it is all the state an iterator has.
+/// A place in the data: what the consumer has received, not what was read ahead. With the seed and
+/// the settings, it is all the state a run through the data has, and goes on with the very next sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     /// Which order; all are the same to [`Order::Sequential`].
     pub epoch: u64,
-    /// Images of this epoch that were handed out: a count of images, so that it outlives a change of batch.
+    /// Samples of this epoch's order that are done, handed out or left out: a count of samples, so
+    /// that it outlives a change of batch; of all ranks together, so that it outlives a change of ranks.
     pub position: u64,
+    /// What is done of the group that begins at `position`: tokens of a document, or batches of a
+    /// window. 0 where groups do not overlap.
+    pub within: u64,
+    /// Of the samples before `position`, how many were left out because they were corrupt.
+    pub skipped: u64,
+}
+
+impl Cursor {
+    /// The start of an epoch.
+    pub const fn epoch(epoch: u64) -> Self {
+        Self { epoch, position: 0, within: 0, skipped: 0 }
+    }
 }
 
 /// Some samples and their targets, on the device.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Images `[B, 1, H, W]`, normalised; or token ids `[B, T]`, `u32`.
+    /// Images `[B, C, H, W]`, normalised; or token ids `[B, T]`, `u32`.
     pub inputs: Tensor,
     /// Classes `[B]`, or the ids of the next tokens `[B, T]`; `u32`.
     pub targets: Tensor,
@@ -81,12 +95,12 @@ impl ImageSet {
         if tail == Tail::Drop && self.n_images() < batch_images {
             return Err(Error::NoWholeBatch { n_images, batch_images: batch_images as u64 });
         }
-        let table = Table::new(pixels)?;
+        let table = Table::new(pixels, 1)?;
         let epoch = match order {
             Order::Sequential => 0,
             Order::Shuffled { epoch, .. } => epoch,
         };
-        let cursor = Cursor { epoch, position: 0 };
+        let cursor = Cursor::epoch(epoch);
         let permutation = permutation(order, n_images, epoch);
         Ok(Batches { set: self.clone(), table, batch_images, order, tail, permutation, cursor })
     }

@@ -1,14 +1,21 @@
 //! What a trainer draws batches from.
 
 use crate::{
-    batches::{Batch, Order, Tail},
-    error::Result,
+    batches::{Batch, Batches, Cursor, Order, Tail},
+    error::{Error, Result},
     image_set::ImageSet,
+    pipeline::Run,
     pixels::Pixels,
 };
 
+/// Batches of the rest of an epoch, and where it stands.
+pub trait BatchIter: Iterator<Item = Result<Batch>> {
+    /// Where to go on after the batch that was handed out last.
+    fn cursor(&self) -> Cursor;
+}
+
 /// Batches of one epoch.
-pub type Epoch<'a> = Box<dyn Iterator<Item = Result<Batch>> + 'a>;
+pub type Epoch<'a> = Box<dyn BatchIter + 'a>;
 
 /// Samples that can be visited in the order of any epoch.
 pub trait Dataset: Send + Sync {
@@ -18,10 +25,46 @@ pub trait Dataset: Send + Sync {
     /// The batches of one epoch, of `batch` samples each; each is made when it is asked for.
     /// # Errors
     /// If there would be no batch at all.
-    fn epoch(&self, batch: usize, order: Order, tail: Tail) -> Result<Epoch<'_>>;
+    fn epoch(&self, batch: usize, order: Order, tail: Tail) -> Result<Epoch<'_>> {
+        let epoch = match order {
+            Order::Sequential => 0,
+            Order::Shuffled { epoch, .. } => epoch,
+        };
+        self.resume(batch, order, tail, Cursor::epoch(epoch))
+    }
+
+    /// The batches of the epoch of `cursor` that come after it, as an epoch that was never stopped
+    /// would have gone on.
+    /// # Errors
+    /// If an epoch would have no batch at all, or the cursor is of other samples.
+    fn resume(&self, batch: usize, order: Order, tail: Tail, cursor: Cursor) -> Result<Epoch<'_>>;
 
     /// Bytes of a batch of `n_samples` samples on the device.
     fn batch_bytes(&self, n_samples: usize) -> u64;
+}
+
+/// That an epoch of `n_samples` has a batch of `batch`.
+pub(crate) fn check(n_samples: u64, batch: usize, tail: Tail) -> Result<()> {
+    match (batch as u64, n_samples, tail) {
+        (0, ..) => Err(Error::ZeroBatch),
+        (_, 0, _) => Err(Error::EmptySet),
+        (batch, n, Tail::Drop) if n < batch => {
+            Err(Error::NoWholeBatch { n_images: n, batch_images: batch })
+        }
+        _ => Ok(()),
+    }
+}
+
+impl BatchIter for Batches {
+    fn cursor(&self) -> Cursor {
+        Batches::cursor(self)
+    }
+}
+
+impl BatchIter for Run<Batch> {
+    fn cursor(&self) -> Cursor {
+        Run::cursor(self)
+    }
 }
 
 /// An image set and what its pixels become.
@@ -38,8 +81,10 @@ impl Dataset for Images {
         self.set.n_images()
     }
 
-    fn epoch(&self, batch: usize, order: Order, tail: Tail) -> Result<Epoch<'_>> {
-        Ok(Box::new(self.set.batches(batch, order, tail, self.pixels.clone())?))
+    fn resume(&self, batch: usize, order: Order, tail: Tail, cursor: Cursor) -> Result<Epoch<'_>> {
+        let mut batches = self.set.batches(batch, order, tail, self.pixels.clone())?;
+        batches.seek(cursor)?;
+        Ok(Box::new(batches))
     }
 
     fn batch_bytes(&self, n_samples: usize) -> u64 {

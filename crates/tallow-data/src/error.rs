@@ -65,9 +65,81 @@ pub enum Error {
     /// A sample, or what lies around it, that is not what its format says.
     #[error("`{}`{}: {reason}", path.display(), at(offset))]
     Corrupt { path: PathBuf, offset: Option<u64>, reason: String },
+    /// An array that is no whole number of rows.
+    #[error("{n_elems} elements are not a whole number of rows of {row}")]
+    Rows { n_elems: u64, row: u64 },
+    /// A rank that is none of the run's.
+    #[error("rank {rank} is outside 0..{n_ranks}")]
+    Rank { rank: u64, n_ranks: u64 },
+    /// A shuffle buffer, or a window, of nothing.
+    #[error("the window is 0 samples, 1 is the least")]
+    ZeroWindow,
+    /// A global shuffle of samples that cannot be asked for by number.
+    #[error("a stream has no global shuffle: shuffle within a window")]
+    GlobalShuffle,
+    /// The weights of a mix cannot be kept.
+    #[error(
+        "weights {weights:?} of {n_sources} sources: as many, above 0, and at most {most} together are needed"
+    )]
+    Weights { weights: Vec<u32>, n_sources: usize, most: u32 },
+    /// A sample that failed with an error which does not say where.
+    #[error("{name}: {error}")]
+    Sample { name: String, error: Box<Error> },
+    /// A closure of the pipeline, or a source, panicked.
+    #[error("panicked: {message}")]
+    Panicked { message: String },
+    /// A thread of the pipeline is gone.
+    #[error("a worker thread ended by a panic")]
+    DeadWorker,
+    /// The system starts no more threads.
+    #[error("no thread can be started: {error}")]
+    Thread { error: io::Error },
+    /// More samples were corrupt than may be left out.
+    #[error("more than {limit} corrupt samples in this epoch; the next is {error}")]
+    Skipped { limit: u64, error: Box<Error> },
+    /// A sample that does not fit a batch or a sequence.
+    #[error("sample of {n_tokens} tokens, at most {max_tokens} fit")]
+    TooLong { n_tokens: u64, max_tokens: u64 },
+    /// A cursor inside a group that is smaller now.
+    #[error("the cursor is {within} into the group at sample {position}, which has {n}")]
+    Within { position: u64, within: u64, n: u64 },
+    /// A sample of another shape than the batch's.
+    #[error("a sample of {got:?}, the batch is of {want:?}")]
+    SampleShape { got: Vec<usize>, want: Vec<usize> },
+    /// Constants of normalisation that are not one a channel.
+    #[error("{n_means} means and {n_stds} standard deviations for {n_channels} channels")]
+    Channels { n_means: usize, n_stds: usize, n_channels: usize },
+    /// A folder that cannot be this cache.
+    #[error("`{}`: {reason}", path.display())]
+    Cache { path: PathBuf, reason: String },
     /// Candle's own error, while a batch was made.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// Whether it is about one sample, and the others can be read without it: what
+    /// [`OnCorrupt::Skip`](crate::OnCorrupt::Skip) leaves out. Panics and errors of candle are not.
+    pub fn is_of_one_sample(&self) -> bool {
+        match self {
+            Self::Corrupt { .. } | Self::NotFound { .. } | Self::Io { .. } | Self::Idx { .. } => {
+                true
+            }
+            Self::Sample { error, .. } => error.is_of_one_sample(),
+            _ => false,
+        }
+    }
+
+    /// With the sample's name, unless it says where it is from.
+    pub(crate) fn of_sample(self, name: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Corrupt { .. } | Self::NotFound { .. } | Self::Io { .. } | Self::Idx { .. } => {
+                self
+            }
+            Self::Sample { .. } => self,
+            error => Self::Sample { name: name(), error: Box::new(error) },
+        }
+    }
 }
 
 impl From<Error> for candle_core::Error {

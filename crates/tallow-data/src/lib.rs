@@ -23,22 +23,33 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 mod batches;
+mod cache;
 mod dataset;
 mod error;
 mod folder;
 pub mod idx;
 mod image_set;
+mod loader;
 mod permutation;
+pub mod pipeline;
 mod pixels;
+mod rng;
 mod source;
 mod synthetic;
 pub use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail, batch_bytes},
-    dataset::{Dataset, Epoch, Images},
+    cache::{CacheState, DiskCache, Stored, cache_bytes},
+    dataset::{BatchIter, Dataset, Epoch, Images},
     error::{Error, Result},
     image_set::{ImageSet, set_bytes},
+    loader::{Collate, Image, ImageBatches, Loader, Loading, TokenBatches},
     permutation::Permutation,
+    pipeline::{
+        Ahead, At, Groups, HeldBytes, OnCorrupt, Run, Sampler, Samples, Shard, Shuffle, Stream,
+        Workers,
+    },
     pixels::Pixels,
+    rng::Rng,
     source::Source,
     synthetic::{Kind, Synthetic},
 };

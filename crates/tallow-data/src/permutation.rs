@@ -1,3 +1,5 @@
+use crate::rng::mix;
+
 /// A shuffle of `0..n` that needs no list: a function of `(n, seed, epoch)`, 80 bytes whatever `n`.
 ///
 /// A Feistel network permutes the numbers of `b` bits, `2^b` being the next power of two, 256 at
@@ -66,13 +68,6 @@ impl Permutation {
 /// `bits` ones; at most 32 are ever asked for.
 fn low_bits(bits: u32) -> u64 {
     (1 << bits) - 1
-}
-
-/// SplitMix64's finaliser.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 #[cfg(test)]

@@ -8,41 +8,59 @@ pub struct Pixels {
     pub dtype: DType,
     /// Where batches are made.
     pub device: Device,
-    /// Subtracted from the pixel scaled to `0..=1`; 0 leaves it.
-    pub mean: f32,
-    /// Divides what is left; 1 leaves it.
-    pub std: f32,
+    /// Subtracted from the pixel scaled to `0..=1`; 0 leaves it. One a channel, or one for all.
+    pub mean: Vec<f32>,
+    /// Divides what is left; 1 leaves it. One a channel, or one for all.
+    pub std: Vec<f32>,
 }
 
 impl Pixels {
     /// The normalisation of the embedded digits: their own mean and standard deviation.
     pub fn digits(dtype: DType, device: &Device) -> Self {
-        Self { dtype, device: device.clone(), mean: 0.1311, std: 0.3087 }
+        Self { dtype, device: device.clone(), mean: vec![0.1311], std: vec![0.3087] }
+    }
+
+    /// The normalisation of ImageNet's photographs, red, green and blue, that most published weights
+    /// were trained with.
+    pub fn imagenet(dtype: DType, device: &Device) -> Self {
+        let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
+        Self { dtype, device: device.clone(), mean, std }
     }
 }
 
-/// The normalised value of each of the 256 bytes, in the dtype asked for: a batch is one look-up
-/// per pixel, rounded once, whatever the dtype.
+// B images of a batch · C channels · H height · W width
+/// The normalised value of each of the 256 bytes, for each channel or for all, in the dtype asked for:
+/// a batch is one look-up per pixel, rounded once, whatever the dtype.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
+    /// `[256]`, or `[C * 256]`.
     values: Tensor,
     device: Device,
 }
 
 impl Table {
-    pub(crate) fn new(pixels: Pixels) -> Result<Self> {
+    /// For images of `n_channels`.
+    pub(crate) fn new(pixels: Pixels, n_channels: usize) -> Result<Self> {
         let Pixels { dtype, device, mean, std } = pixels;
         if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::Dtype { dtype });
         }
-        let normalise = |byte: u8| (f64::from(byte) / 255.0 - f64::from(mean)) / f64::from(std);
-        let values: Vec<f64> = (0..=u8::MAX).map(normalise).collect();
-        let largest = values[0].abs().max(values[255].abs());
-        // A NaN anywhere fails the comparison too.
-        if !(std > 0.0 && largest <= largest_finite(dtype)) {
-            return Err(Error::Normalisation { mean, std });
+        let (n_means, n_stds) = (mean.len(), std.len());
+        if [n_means, n_stds].iter().any(|&n| n != 1 && n != n_channels) {
+            return Err(Error::Channels { n_means, n_stds, n_channels });
         }
-        let values = Tensor::new(values, &Device::Cpu)?.to_dtype(dtype)?;
+        let mut values = Vec::new();
+        for channel in 0..n_means.max(n_stds) {
+            let (mean, std) = (mean[channel.min(n_means - 1)], std[channel.min(n_stds - 1)]);
+            let normalise = |byte: u8| (f64::from(byte) / 255.0 - f64::from(mean)) / f64::from(std);
+            let largest = normalise(0).abs().max(normalise(255).abs());
+            // A NaN anywhere fails the comparison too.
+            if !(std > 0.0 && largest <= largest_finite(dtype)) {
+                return Err(Error::Normalisation { mean, std });
+            }
+            values.extend((0..=u8::MAX).map(normalise));
+        }
+        let values = Tensor::new(values, &Device::Cpu)?.to_dtype(dtype)?.to_device(&device)?;
         Ok(Self { values, device })
     }
 
@@ -54,36 +72,64 @@ impl Table {
         &self.device
     }
 
-    /// The images one after another, as a tensor of `shape`.
+    /// The images `[C, H, W]` one after another, as a tensor of `shape`, `[B, C, H, W]`.
     pub(crate) fn look_up<'a>(
         &self,
         images: impl Iterator<Item = &'a [u8]>,
         shape: [usize; 4],
     ) -> Result<Tensor> {
+        if !self.device.is_cpu() {
+            return self.look_up_there(images, shape);
+        }
         let (storage, _) = self.values.storage_and_layout();
-        let Storage::Cpu(table) = &*storage else { unreachable!("the table is made on the CPU") };
+        let Storage::Cpu(table) = &*storage else { unreachable!("the table is on the CPU") };
         match table {
-            CpuStorage::F64(table) => gather(table, images, shape, &self.device),
-            CpuStorage::F32(table) => gather(table, images, shape, &self.device),
-            CpuStorage::F16(table) => gather(table, images, shape, &self.device),
-            CpuStorage::BF16(table) => gather(table, images, shape, &self.device),
+            CpuStorage::F64(table) => gather(table, images, shape),
+            CpuStorage::F32(table) => gather(table, images, shape),
+            CpuStorage::F16(table) => gather(table, images, shape),
+            CpuStorage::BF16(table) => gather(table, images, shape),
             _ => Err(Error::Dtype { dtype: self.values.dtype() }),
         }
+    }
+
+    /// The same on another device: bytes travel, and become floats there. Beside the batch it holds
+    /// its bytes, and of one channel the numbers and the floats.
+    fn look_up_there<'a>(
+        &self,
+        images: impl Iterator<Item = &'a [u8]>,
+        shape: [usize; 4],
+    ) -> Result<Tensor> {
+        let mut bytes = Vec::with_capacity(shape.iter().product());
+        images.for_each(|image| bytes.extend_from_slice(image));
+        let [b, c, h, w] = shape;
+        let n_tables = self.values.elem_count() / 256;
+        let bytes = Tensor::from_vec(bytes, &shape, &self.device)?;
+        let out = Tensor::zeros(&shape, self.values.dtype(), &self.device)?;
+        for channel in 0..c {
+            // Not by the bytes: candle takes the largest number of a type as "no index", and gives 0.
+            let plane = bytes.narrow(1, channel, 1)?.flatten_all()?.to_dtype(DType::U32)?;
+            let table = self.values.narrow(0, channel % n_tables * 256, 256)?;
+            let plane = table.index_select(&plane, 0)?.reshape((b, 1, h, w))?;
+            out.slice_set(&plane, 1, channel)?;
+        }
+        Ok(out)
     }
 }
 
 /// Candle takes the vector as the tensor's storage on the CPU, so these are its only bytes.
 fn gather<'a, T: WithDType>(
-    table: &[T],
+    tables: &[T],
     images: impl Iterator<Item = &'a [u8]>,
     shape: [usize; 4],
-    device: &Device,
 ) -> Result<Tensor> {
     let mut elems = Vec::with_capacity(shape.iter().product());
     for image in images {
-        elems.extend(image.iter().map(|&byte| table[usize::from(byte)]));
+        let planes = image.chunks_exact((shape[2] * shape[3]).max(1));
+        for (plane, table) in planes.zip(tables.chunks_exact(256).cycle()) {
+            elems.extend(plane.iter().map(|&byte| table[usize::from(byte)]));
+        }
     }
-    Ok(Tensor::from_vec(elems, &shape, device)?)
+    Ok(Tensor::from_vec(elems, &shape, &Device::Cpu)?)
 }
 
 fn largest_finite(dtype: DType) -> f64 {
@@ -99,7 +145,7 @@ mod tests {
     use super::*;
 
     fn table(dtype: DType, mean: f32, std: f32) -> Result<Table> {
-        Table::new(Pixels { dtype, device: Device::Cpu, mean, std })
+        Table::new(Pixels { dtype, device: Device::Cpu, mean: vec![mean], std: vec![std] }, 1)
     }
 
     #[test]
@@ -123,6 +169,57 @@ mod tests {
             };
             assert_eq!(as_f64(&got), as_f64(&want));
         }
+    }
+
+    #[test]
+    fn channels_have_their_own_constants_on_any_device() {
+        let (b, c, h, w) = (2, 3, 4, 5);
+        let bytes: Vec<u8> = (0..b * c * h * w).map(|i| (i * 7) as u8).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let pixels = Pixels::imagenet(dtype, &Device::Cpu);
+            for mean in [pixels.mean.clone(), vec![0.5]] {
+                let pixels = Pixels { mean: mean.clone(), ..pixels.clone() };
+                let table = Table::new(pixels.clone(), c).unwrap();
+                let got = table.look_up(bytes.chunks_exact(c * h * w), [b, c, h, w]).unwrap();
+                let want: Vec<f64> = bytes
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &byte)| {
+                        let channel = i / (h * w) % c;
+                        let mean = f64::from(mean[channel % mean.len()]);
+                        (f64::from(byte) / 255.0 - mean) / f64::from(pixels.std[channel])
+                    })
+                    .collect();
+                let want = Tensor::from_vec(want, (b, c, h, w), &Device::Cpu).unwrap();
+                let want = want.to_dtype(dtype).unwrap();
+                let difference = |other: &Tensor| {
+                    let difference = got.ne(other).unwrap().to_dtype(DType::U32).unwrap();
+                    difference.sum_all().unwrap().to_scalar::<u32>().unwrap()
+                };
+                assert_eq!(difference(&want), 0);
+                let there = table.look_up_there(bytes.chunks_exact(c * h * w), [b, c, h, w]);
+                assert_eq!(difference(&there.unwrap()), 0);
+            }
+        }
+        let grey = table(DType::F32, 0.5, 0.5).unwrap();
+        let here = grey.look_up([&bytes[..]].into_iter(), [b, c, h, w]).unwrap();
+        let there = grey.look_up_there([&bytes[..]].into_iter(), [b, c, h, w]).unwrap();
+        assert_eq!(
+            here.flatten_all().unwrap().to_vec1::<f32>().unwrap(),
+            there.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+        );
+    }
+
+    #[test]
+    fn constants_that_are_not_one_a_channel_are_refused() {
+        let pixels = Pixels::imagenet(DType::F32, &Device::Cpu);
+        let error = Table::new(pixels, 1).unwrap_err();
+        assert!(
+            matches!(error, Error::Channels { n_means: 3, n_stds: 3, n_channels: 1 }),
+            "{error}"
+        );
+        let none = Pixels { mean: vec![], ..Pixels::digits(DType::F32, &Device::Cpu) };
+        assert!(matches!(Table::new(none, 1), Err(Error::Channels { n_means: 0, .. })));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Samples made up on the fly: for planning, rehearsing and measuring without any data.
 
 use crate::{
-    batches::{Batch, Order, Tail},
-    dataset::{Dataset, Epoch},
+    batches::{Batch, Cursor, Order, Tail},
+    dataset::{BatchIter, Dataset, Epoch, check},
     error::{Error, Result},
     permutation::Permutation,
+    rng::{Rng, mix},
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -49,33 +50,17 @@ impl Dataset for Synthetic {
         self.n_samples
     }
 
-    fn epoch(&self, batch: usize, order: Order, tail: Tail) -> Result<Epoch<'_>> {
-        let n_samples = self.n_samples;
-        match (batch, n_samples, tail) {
-            (0, ..) => return Err(Error::ZeroBatch),
-            (_, 0, _) => return Err(Error::EmptySet),
-            (batch, n, Tail::Drop) if n < batch => {
-                let (n_images, batch_images) = (n as u64, batch as u64);
-                return Err(Error::NoWholeBatch { n_images, batch_images });
-            }
-            _ => {}
+    fn resume(&self, batch: usize, order: Order, tail: Tail, cursor: Cursor) -> Result<Epoch<'_>> {
+        let n = self.n_samples as u64;
+        check(n, batch, tail)?;
+        if cursor.position > n {
+            return Err(Error::Cursor { position: cursor.position, n_images: n });
         }
         let permutation = match order {
             Order::Sequential => None,
-            Order::Shuffled { seed, epoch } => {
-                Some(Permutation::new(n_samples as u64, seed, epoch))
-            }
+            Order::Shuffled { seed, .. } => Some(Permutation::new(n, seed, cursor.epoch)),
         };
-        let n_batches = match tail {
-            Tail::Keep => n_samples.div_ceil(batch),
-            Tail::Drop => n_samples / batch,
-        };
-        Ok(Box::new((0..n_batches).map(move |i| {
-            let range = i * batch..n_samples.min((i + 1) * batch);
-            let place = |i: usize| permutation.as_ref().map_or(i as u64, |p| p.index(i as u64));
-            let first_index = range.start as u64;
-            self.batch(range.map(place).collect(), first_index)
-        })))
+        Ok(Box::new(Made { samples: self, batch: batch as u64, tail, permutation, cursor }))
     }
 
     fn batch_bytes(&self, n_samples: usize) -> u64 {
@@ -91,17 +76,47 @@ impl Dataset for Synthetic {
     }
 }
 
+/// Batches of the rest of an epoch.
+struct Made<'a> {
+    samples: &'a Synthetic,
+    batch: u64,
+    tail: Tail,
+    permutation: Option<Permutation>,
+    cursor: Cursor,
+}
+
+impl Iterator for Made<'_> {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let first = self.cursor.position;
+        let n = self.batch.min(self.samples.n_samples as u64 - first);
+        if n == 0 || (self.tail == Tail::Drop && n < self.batch) {
+            return None;
+        }
+        self.cursor.position += n;
+        let index = |place| self.permutation.as_ref().map_or(place, |p| p.index(place));
+        Some(self.samples.batch((first..first + n).map(index).collect(), first))
+    }
+}
+
+impl BatchIter for Made<'_> {
+    fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+}
+
 impl Synthetic {
     fn batch(&self, samples: Vec<u64>, first_index: u64) -> Result<Batch> {
         let n = samples.len();
-        let streams = samples.iter().map(|&i| Stream(mix(self.seed ^ mix(i))));
+        let streams = samples.iter().map(|&i| Rng::from_state(mix(self.seed ^ mix(i))));
         let (inputs, targets) = match self.kind {
             Kind::Images { dims: [c, h, w], n_classes, dtype } => {
                 let mut labels = Vec::with_capacity(n);
                 let mut pixels = Vec::with_capacity(n * c * h * w);
                 for mut stream in streams {
-                    labels.push(stream.below(n_classes));
-                    pixels.extend((0..c * h * w).map(|_| stream.noise()));
+                    labels.push(stream.below(n_classes as u64) as u32);
+                    pixels.extend((0..c * h * w).map(|_| noise(&mut stream)));
                 }
                 let images = Tensor::from_vec(pixels, (n, c, h, w), &Device::Cpu)?;
                 let images = images.to_dtype(dtype)?.to_device(&self.device)?;
@@ -110,7 +125,8 @@ impl Synthetic {
             Kind::Tokens { n_tokens, vocab } => {
                 let (mut ids, mut next) = (Vec::new(), Vec::new());
                 for mut stream in streams {
-                    let all: Vec<u32> = (0..=n_tokens).map(|_| stream.below(vocab)).collect();
+                    let all: Vec<u32> =
+                        (0..=n_tokens).map(|_| stream.below(vocab as u64) as u32).collect();
                     ids.extend(&all[..n_tokens]);
                     next.extend(&all[1..]);
                 }
@@ -122,30 +138,9 @@ impl Synthetic {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): enough for samples that stand for others.
-struct Stream(u64);
-
-impl Stream {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    fn below(&mut self, n: usize) -> u32 {
-        ((u128::from(self.next()) * n as u128) >> 64) as u32
-    }
-
-    /// Uniform, with mean 0 and variance 1.
-    fn noise(&mut self) -> f32 {
-        let unit = (self.next() >> 40) as f32 / (1 << 24) as f32;
-        (unit - 0.5) * 12f32.sqrt()
-    }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Uniform, with mean 0 and variance 1.
+fn noise(rng: &mut Rng) -> f32 {
+    (rng.unit() - 0.5) * 12f32.sqrt()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ fn set(n: u8) -> ImageSet {
 
 /// Pixels that stay readable: byte / 255 - 0, divided by 1 / 255.
 fn bytes_as_floats(dtype: DType) -> Pixels {
-    Pixels { dtype, device: Device::Cpu, mean: 0.0, std: 1.0 / 255.0 }
+    Pixels { dtype, device: Device::Cpu, mean: vec![0.0], std: vec![1.0 / 255.0] }
 }
 
 fn open(n: u8, batch: usize, order: Order, tail: Tail) -> Batches {
@@ -154,9 +154,9 @@ fn a_run_of_no_batches_is_refused() {
 #[test]
 fn a_cursor_of_a_larger_set_is_refused() {
     let mut batches = open(7, 2, Order::Sequential, Tail::Keep);
-    let error = batches.seek(Cursor { epoch: 0, position: 8 }).unwrap_err();
+    let error = batches.seek(Cursor { position: 8, ..Cursor::epoch(0) }).unwrap_err();
     assert!(matches!(error, Error::Cursor { position: 8, n_images: 7 }), "{error}");
     assert_eq!(batches.cursor(), Cursor::default());
-    batches.seek(Cursor { epoch: 0, position: 7 }).unwrap();
+    batches.seek(Cursor { position: 7, ..Cursor::epoch(0) }).unwrap();
     assert!(batches.next().is_none());
 }

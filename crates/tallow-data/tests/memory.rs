@@ -53,7 +53,7 @@ fn epochs_peak_alike(digits: &ImageSet, dtype: DType) {
 
 fn epoch_peak_bytes(batches: &mut Batches, epoch: u64) -> u64 {
     let scope = ALLOC.scope();
-    batches.seek(Cursor { epoch, position: 0 }).unwrap();
+    batches.seek(Cursor::epoch(epoch)).unwrap();
     let mut n_images = 0;
     for batch in &mut *batches {
         n_images += batch.unwrap().inputs.dims()[0];

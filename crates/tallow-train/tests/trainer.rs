@@ -296,7 +296,7 @@ fn sets() -> (Images, Images) {
     let labels = (0..23u8).map(|i| i % 3).collect::<Vec<_>>();
     let set = ImageSet::from_pixels(pixels, labels, [3, 4]).expect("images");
     let (train, held_out) = set.split(18).expect("two parts");
-    let pixels = Pixels { dtype: DType::F32, device: Device::Cpu, mean: 0.5, std: 0.25 };
+    let pixels = Pixels { dtype: DType::F32, device: Device::Cpu, mean: vec![0.5], std: vec![0.25] };
     (Images { set: train, pixels: pixels.clone() }, Images { set: held_out, pixels })
 }
 

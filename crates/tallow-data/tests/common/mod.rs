@@ -24,3 +24,13 @@ pub fn folder(name: &str) -> PathBuf {
     fs::create_dir_all(&folder).unwrap();
     folder
 }
+
+/// Fills `bytes` from `offset` on.
+pub fn read_exact_at(file: &fs::File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset);
+    #[cfg(windows)]
+    return std::os::windows::fs::FileExt::seek_read(file, bytes, offset).and_then(|n| {
+        if n == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+    });
+}
