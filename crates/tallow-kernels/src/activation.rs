@@ -91,6 +91,32 @@ fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).quick_exp())
 }
 
+/// SwiGLU (Shazeer 2020): `silu(gate) * up`, rounded once.
+/// # Panics
+/// If the lengths differ.
+pub fn swiglu<T: Element>(out: &mut [T], gate: &[T], up: &[T]) {
+    map2(out, gate, up, |gate, up| gate * sigmoid(gate) * up);
+}
+
+/// Gradient of [`swiglu`] by its gate: `dgate = dout * up * s (1 + gate (1 - s))`. That by `up` is
+/// [`swiglu`] of the gate and `dout`.
+/// # Panics
+/// If the lengths differ.
+pub fn swiglu_backward_gate<T: Element>(dgate: &mut [T], gate: &[T], up: &[T], dout: &[T]) {
+    let one = T::Acc::of(1.0);
+    assert_eq!(dgate.len(), up.len(), "swiglu: dgate and up differ in length");
+    assert_eq!(dgate.len(), gate.len(), "swiglu: dgate and gate differ in length");
+    assert_eq!(dgate.len(), dout.len(), "swiglu: dgate and dout differ in length");
+    par::elems(dgate, |start, cut| {
+        let operands = gate[start..].iter().zip(&up[start..]).zip(&dout[start..]);
+        for (d, ((gate, up), dout)) in cut.iter_mut().zip(operands) {
+            let gate = gate.widen();
+            let s = sigmoid(gate);
+            *d = T::narrow(dout.widen() * up.widen() * (s * (one + gate * (one - s))));
+        }
+    });
+}
+
 /// `max(x, 0)`; NaN stays NaN.
 /// # Panics
 /// If the lengths differ.

@@ -18,12 +18,25 @@ pub enum Rope {
 /// # Panics
 /// If `head_dim` is odd.
 pub fn rope_table<R: Real>(n_tokens: usize, head_dim: usize, base: f64) -> (Vec<R>, Vec<R>) {
-    assert_eq!(head_dim % 2, 0, "rope_table: head_dim is odd");
+    rope_table_of(0, n_tokens, &rope_frequencies(head_dim, base))
+}
+
+/// `base^(-2 j / D)` of each pair `j`: radians a token.
+/// # Panics
+/// If `head_dim` is odd.
+pub fn rope_frequencies(head_dim: usize, base: f64) -> Vec<f64> {
+    assert_eq!(head_dim % 2, 0, "rope_frequencies: head_dim is odd");
     let n_pairs = head_dim / 2;
+    (0..n_pairs).map(|j| libm::pow(base, -(j as f64) / n_pairs as f64)).collect()
+}
+
+/// As [`rope_table`], of `n_tokens` tokens from `first` and a frequency for each pair.
+pub fn rope_table_of<R: Real>(first: usize, n_tokens: usize, freqs: &[f64]) -> (Vec<R>, Vec<R>) {
+    let n_pairs = freqs.len();
     (0..n_tokens * n_pairs)
         .map(|i| {
-            let (t, j) = (i / n_pairs, i % n_pairs);
-            let (sin, cos) = libm::sincos(t as f64 * libm::pow(base, -(j as f64) / n_pairs as f64));
+            let (t, j) = (first + i / n_pairs, i % n_pairs);
+            let (sin, cos) = libm::sincos(t as f64 * freqs[j]);
             (R::of(cos), R::of(sin))
         })
         .unzip()

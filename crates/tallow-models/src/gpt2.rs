@@ -2,16 +2,20 @@
 
 // B batch · T tokens · D model · H heads · V vocabulary
 
-use crate::segments::{Score, Segments};
-use candle_core::{D, DType, Error, Module, ModuleT, Result, Tensor};
-use candle_nn::{Init, VarBuilder};
+use crate::{
+    error::{self, at_least_one, divides, dropout_range},
+    hf::{HfValue, refuse},
+    lora::{LinearSize, Lora, Projection, Source, WeightLayout},
+    segments::{Score, Segments},
+    text::{self, Cache, Decoder},
+};
+use candle_core::{D, Device, Module, ModuleT, Result, Tensor};
+use candle_nn::{Init, VarBuilder, kv_cache::KvCache};
 use tallow_tensor::{
     layers::{Dropout, Embedding, LayerNorm, layer_norm},
-    ops::{self, CrossEntropy, Loss, Mask},
+    ops::{self, CrossEntropy, Loss},
 };
 
-/// Logits that exist at once while a loss is computed.
-const LOGITS_BYTES: u64 = 8 << 20;
 const NORM_EPS: f64 = 1e-5;
 const INIT_STDEV: f64 = 0.02;
 
@@ -35,6 +39,12 @@ pub struct Gpt2Config {
 }
 
 impl Gpt2Config {
+    /// What precedes this model's names in files of `transformers`; the published ones of the bare
+    /// model have nothing.
+    pub const PREFIX: &str = "transformer.";
+    /// How its linear weights lie.
+    pub const LAYOUT: WeightLayout = WeightLayout::InOut;
+
     /// The smallest published one, 124M parameters.
     pub fn small() -> Self {
         Self {
@@ -55,21 +65,128 @@ impl Gpt2Config {
         (self.vocab + self.context) as u64 * d + self.n_layers as u64 * block + 2 * d
     }
 
+    /// From the value of a `config.json`; the seed of dropout is this crate's own and 0. Dropout of
+    /// attention weights (`attn_pdrop`) does not exist here.
+    /// # Errors
+    /// If a field is missing, of another type, or asks for what this crate has not.
+    pub fn from_hf(config: &HfValue) -> error::Result<Self> {
+        config.one_of("model_type", &["gpt2"])?;
+        config.one_of("activation_function", &["gelu_new", "gelu_pytorch_tanh"])?;
+        for (name, wanted) in [
+            ("scale_attn_by_inverse_layer_idx", false),
+            ("scale_attn_weights", true),
+            ("tie_word_embeddings", true),
+            ("add_cross_attention", false),
+        ] {
+            if config.flag_or(name, wanted)? != wanted {
+                return Err(refuse(name, config.get(name), &format!("{wanted} or absent")));
+            }
+        }
+        if config.number_or("layer_norm_epsilon", NORM_EPS)? != NORM_EPS {
+            let found = config.get("layer_norm_epsilon");
+            return Err(refuse("layer_norm_epsilon", found, "0.00001 or absent"));
+        }
+        let model_dim = config.size("n_embd")?;
+        if config.size_or("n_inner", Some(4 * model_dim))? != 4 * model_dim {
+            let expected = format!("{} (four times n_embd) or absent", 4 * model_dim);
+            return Err(refuse("n_inner", config.get("n_inner"), &expected));
+        }
+        let dropout = config.number_or("resid_pdrop", 0.1)?;
+        if config.number_or("embd_pdrop", 0.1)? != dropout {
+            let expected = format!("{dropout} like resid_pdrop");
+            return Err(refuse("embd_pdrop", config.get("embd_pdrop"), &expected));
+        }
+        let this = Self {
+            vocab: config.size("vocab_size")?,
+            context: config.size("n_positions")?,
+            model_dim,
+            n_layers: config.size("n_layer")?,
+            n_heads: config.size("n_head")?,
+            dropout,
+            dropout_seed: 0,
+        };
+        this.check()?;
+        Ok(this)
+    }
+
+    /// The value of a `config.json`.
+    pub fn to_hf(&self) -> HfValue {
+        HfValue::map([
+            ("model_type", "gpt2".into()),
+            ("architectures", HfValue::List(vec!["GPT2LMHeadModel".into()])),
+            ("activation_function", "gelu_new".into()),
+            ("vocab_size", self.vocab.into()),
+            ("n_positions", self.context.into()),
+            ("n_embd", self.model_dim.into()),
+            ("n_layer", self.n_layers.into()),
+            ("n_head", self.n_heads.into()),
+            ("layer_norm_epsilon", NORM_EPS.into()),
+            ("resid_pdrop", self.dropout.into()),
+            ("embd_pdrop", self.dropout.into()),
+            ("attn_pdrop", 0.0.into()),
+        ])
+    }
+
+    /// Refuses sizes that do not fit together.
+    /// # Errors
+    /// If a size is 0, the heads do not divide the width, or the dropout is out of its range.
+    pub fn check(&self) -> error::Result<()> {
+        at_least_one(&[
+            ("vocab", self.vocab),
+            ("context", self.context),
+            ("model_dim", self.model_dim),
+            ("n_heads", self.n_heads),
+        ])?;
+        divides(("n_heads", self.n_heads), ("model_dim", self.model_dim))?;
+        dropout_range("dropout", self.dropout)
+    }
+
+    /// The linear layers that a LoRA may adapt.
+    pub fn linears(&self) -> Vec<LinearSize> {
+        let d = self.model_dim;
+        let of_block = [
+            ("attn.c_attn", d, 3 * d),
+            ("attn.c_proj", d, d),
+            ("mlp.c_fc", d, 4 * d),
+            ("mlp.c_proj", 4 * d, d),
+        ];
+        let block = |i: usize| {
+            of_block.map(|(name, in_features, out_features)| LinearSize {
+                name: format!("h.{i}.{name}"),
+                in_features,
+                out_features,
+            })
+        };
+        (0..self.n_layers).flat_map(block).collect()
+    }
+
     /// Builds the model.
     /// # Errors
-    /// If the heads do not divide the width, the dropout is out of its range, or the builder has no
-    /// such parameters.
+    /// As [`Gpt2Config::check`], or if the builder has no such parameters.
     pub fn build(&self, vb: VarBuilder) -> Result<Gpt2> {
-        let d = self.model_dim;
-        if self.n_heads == 0 || !d.is_multiple_of(self.n_heads) {
-            let heads = self.n_heads;
-            return Err(Error::Msg(format!("n_heads {heads} does not divide model_dim {d}")));
-        }
+        self.build_from(&Source::whole(vb))
+    }
+
+    /// Builds the model of constants from `base`, with trainable adapters from `adapters`.
+    /// # Errors
+    /// As [`Gpt2Config::build`] and [`Lora::check`].
+    pub fn build_lora<'a>(
+        &self,
+        base: VarBuilder<'a>,
+        lora: &'a Lora,
+        adapters: VarBuilder<'a>,
+    ) -> Result<Gpt2> {
+        self.build_from(&Source::adapted(base, lora, adapters, &self.linears())?)
+    }
+
+    fn build_from(&self, source: &Source) -> Result<Gpt2> {
+        self.check()?;
+        let (d, vb) = (self.model_dim, &source.base);
         let normal = Init::Randn { mean: 0.0, stdev: INIT_STDEV };
         let wte = vb.pp("wte").get_with_hints((self.vocab, d), "weight", normal)?;
         let wpe = vb.pp("wpe").get_with_hints((self.context, d), "weight", normal)?;
         let dropout = Dropout::new(self.dropout, self.dropout_seed)?;
-        let block = |i: usize| Block::new(self, dropout, vb.pp(format!("h.{i}")));
+        let block = |i: usize| Block::new(self, dropout, &source.pp(format!("h.{i}")));
         Ok(Gpt2 {
             token: Embedding::new(wte, None),
             position: wpe,
@@ -94,38 +211,25 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    fn embed(&self, ids_bt: &Tensor, train: bool) -> Result<Tensor> {
+    /// `first` is where the first token stands.
+    fn embed(&self, ids_bt: &Tensor, first: usize, train: bool) -> Result<Tensor> {
         let (_, n_tokens) = ids_bt.dims2()?;
-        let context = self.position.dim(0)?;
-        if n_tokens > context {
-            let found = format!("{n_tokens} tokens, the model has positions for {context}");
-            return Err(Error::Msg(found));
-        }
+        text::within(first + n_tokens, self.position.dim(0)?)?;
         let token_btd = self.token.forward(ids_bt)?;
-        let position_td = self.position.narrow(0, 0, n_tokens)?;
-        self.dropout.forward_t(&token_btd.broadcast_add(&position_td)?, train)
-    }
-
-    /// The norm before the head, and the rows of tokens flattened: `[B, T, D]` → `[B T, D]`.
-    fn rows(&self, x_btd: &Tensor) -> Result<Tensor> {
-        self.norm.forward(x_btd)?.flatten_to(1)
-    }
-
-    /// The head's weight in the dtype of `x`.
-    fn head(&self, x: &Tensor) -> Result<Tensor> {
-        self.token.weight().to_dtype(x.dtype())
+        let position_td = self.position.narrow(0, first, n_tokens)?;
+        self.dropout.forward_t(&ops::add(&token_btd, &position_td)?, train)
     }
 }
 
 impl ModuleT for Gpt2 {
     /// `ids_bt` `[B, T]` → logits `[B, T, V]`, held whole.
     fn forward_t(&self, ids_bt: &Tensor, train: bool) -> Result<Tensor> {
-        let mut x_btd = self.embed(ids_bt, train)?;
+        let mut x_btd = self.embed(ids_bt, 0, train)?;
         for block in &self.blocks {
-            x_btd = block.feed_forward(&block.attend(&x_btd, train)?, train)?;
+            x_btd = block.feed_forward(&block.attend(&x_btd, train, None)?, train)?;
         }
         let x_btd = self.norm.forward(&x_btd)?;
-        Ok(ops::linear(&x_btd, &self.head(&x_btd)?, None)?)
+        Ok(ops::linear(&x_btd, &self.token.weight().to_dtype(x_btd.dtype())?, None)?)
     }
 }
 
@@ -142,33 +246,47 @@ impl Segments for Gpt2 {
 
     fn run(&self, index: usize, x: &Tensor, train: bool) -> Result<Tensor> {
         match index.checked_sub(1) {
-            None => self.embed(x, train),
-            Some(i) if i % 2 == 0 => self.blocks[i / 2].attend(x, train),
+            None => self.embed(x, 0, train),
+            Some(i) if i % 2 == 0 => self.blocks[i / 2].attend(x, train, None),
             Some(i) => self.blocks[i / 2].feed_forward(x, train),
         }
     }
 
     fn loss(&self, x_btd: &Tensor, targets_bt: &Tensor, cfg: &CrossEntropy) -> Result<Loss> {
-        let (rows, targets) = (self.rows(x_btd)?, targets_bt.flatten_all()?);
-        let head = self.head(&rows)?;
-        Ok(ops::linear_cross_entropy(&rows, &head, None, &targets, cfg, LOGITS_BYTES)?)
+        let rows = self.norm.forward(x_btd)?.flatten_to(1)?;
+        text::loss(&rows, self.token.weight(), targets_bt, cfg)
     }
 
     fn score(&self, x_btd: &Tensor, targets_bt: &Tensor, cfg: &CrossEntropy) -> Result<Score> {
-        let (rows, targets) = (self.rows(x_btd)?.detach(), targets_bt.flatten_all()?);
-        let head = self.head(&rows)?.detach();
-        let logit_bytes = DType::F32.size_in_bytes() * head.dim(0)?;
-        let chunk = (LOGITS_BYTES as usize / logit_bytes).max(1);
-        let mut score = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
-        for start in (0..rows.dim(0)?).step_by(chunk) {
-            let n = chunk.min(rows.dim(0)? - start);
-            let logits = ops::linear(&rows.narrow(0, start, n)?, &head, None)?;
-            let part = Score::of_logits(&logits, &targets.narrow(0, start, n)?, cfg)?;
-            score.loss_sum += part.loss_sum;
-            score.n_counted += part.n_counted;
-            score.n_right += part.n_right;
+        let rows = self.norm.forward(x_btd)?.flatten_to(1)?;
+        text::score(&rows, self.token.weight(), targets_bt, cfg)
+    }
+}
+
+impl Decoder for Gpt2 {
+    fn context(&self) -> usize {
+        self.position.dims()[0]
+    }
+
+    fn device(&self) -> &Device {
+        self.position.device()
+    }
+
+    fn cache(&self, capacity: usize) -> Cache {
+        Cache::new(self.blocks.len(), capacity)
+    }
+
+    fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let (n_new, first) = cache.admit(ids_bt, Decoder::context(self))?;
+        let mut x_btd = self.embed(ids_bt, first, false)?.detach();
+        for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
+            x_btd = block.attend(&x_btd, false, Some(kept))?;
+            x_btd = block.feed_forward(&x_btd, false)?.detach();
         }
-        Ok(score)
+        let last_bd = x_btd.narrow(1, n_new - 1, 1)?.squeeze(1)?;
+        let last_bd = self.norm.forward(&last_bd)?.detach();
+        let head = self.token.weight().detach().to_dtype(last_bd.dtype())?;
+        Ok(ops::linear(&last_bd, &head, None)?)
     }
 }
 
@@ -176,75 +294,49 @@ impl Segments for Gpt2 {
 #[derive(Clone, Debug)]
 struct Block {
     ln_1: LayerNorm,
-    c_attn: Conv1D,
-    attn_proj: Conv1D,
+    c_attn: Projection,
+    attn_proj: Projection,
     ln_2: LayerNorm,
-    c_fc: Conv1D,
-    mlp_proj: Conv1D,
+    c_fc: Projection,
+    mlp_proj: Projection,
     dropout: Dropout,
     n_heads: usize,
 }
 
 impl Block {
-    fn new(config: &Gpt2Config, dropout: Dropout, vb: VarBuilder) -> Result<Self> {
-        let d = config.model_dim;
+    fn new(config: &Gpt2Config, dropout: Dropout, source: &Source) -> Result<Self> {
+        let (d, vb) = (config.model_dim, &source.base);
         // What is added 2 n times to the stream starts smaller by the square root of it.
         let added = INIT_STDEV / (2.0 * config.n_layers as f64).sqrt();
-        let (attn, mlp) = (vb.pp("attn"), vb.pp("mlp"));
+        let linear = |name: &str, sizes, stdev| {
+            source.pp(name).linear(sizes, true, Gpt2Config::LAYOUT, stdev)
+        };
         Ok(Self {
             ln_1: layer_norm(d, NORM_EPS, vb.pp("ln_1"))?,
-            c_attn: Conv1D::new(d, 3 * d, INIT_STDEV, attn.pp("c_attn"))?,
-            attn_proj: Conv1D::new(d, d, added, attn.pp("c_proj"))?,
+            c_attn: linear("attn.c_attn", (d, 3 * d), INIT_STDEV)?,
+            attn_proj: linear("attn.c_proj", (d, d), added)?,
             ln_2: layer_norm(d, NORM_EPS, vb.pp("ln_2"))?,
-            c_fc: Conv1D::new(d, 4 * d, INIT_STDEV, mlp.pp("c_fc"))?,
-            mlp_proj: Conv1D::new(4 * d, d, added, mlp.pp("c_proj"))?,
+            c_fc: linear("mlp.c_fc", (d, 4 * d), INIT_STDEV)?,
+            mlp_proj: linear("mlp.c_proj", (4 * d, d), added)?,
             dropout,
             n_heads: config.n_heads,
         })
     }
 
-    fn attend(&self, x_btd: &Tensor, train: bool) -> Result<Tensor> {
+    fn attend(&self, x_btd: &Tensor, train: bool, cache: Option<&mut KvCache>) -> Result<Tensor> {
         let (b, t, d) = x_btd.dims3()?;
-        let head_dim = d / self.n_heads;
-        let qkv = self.c_attn.forward(&self.ln_1.forward(x_btd)?)?;
+        let qkv = self.c_attn.forward_t(&self.ln_1.forward(x_btd)?, train)?;
         let part = |i: usize| {
-            qkv.narrow(D::Minus1, i * d, d)?
-                .reshape((b, t, self.n_heads, head_dim))?
-                .transpose(1, 2)
+            qkv.narrow(D::Minus1, i * d, d)?.reshape((b, t, self.n_heads, ()))?.transpose(1, 2)
         };
-        let (q_bhtd, k_bhtd, v_bhtd) = (part(0)?, part(1)?, part(2)?);
-        let scale = 1.0 / (head_dim as f64).sqrt();
-        let out_bhtd = ops::attention(&q_bhtd, &k_bhtd, &v_bhtd, Mask::Causal, scale)?;
-        let out_btd = out_bhtd.transpose(1, 2)?.reshape((b, t, d))?;
-        x_btd + self.dropout.forward_t(&self.attn_proj.forward(&out_btd)?, train)?
+        let out_btd = text::attend(&part(0)?, &part(1)?, &part(2)?, cache)?;
+        let added = self.dropout.forward_t(&self.attn_proj.forward_t(&out_btd, train)?, train)?;
+        Ok(ops::add(x_btd, &added)?)
     }
 
     fn feed_forward(&self, x_btd: &Tensor, train: bool) -> Result<Tensor> {
-        let hidden = ops::gelu_tanh(&self.c_fc.forward(&self.ln_2.forward(x_btd)?)?)?;
-        x_btd + self.dropout.forward_t(&self.mlp_proj.forward(&hidden)?, train)?
-    }
-}
-
-/// A linear layer whose weight is `[in, out]`, as GPT-2's files have it.
-#[derive(Clone, Debug)]
-struct Conv1D {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-impl Conv1D {
-    fn new(in_features: usize, out_features: usize, stdev: f64, vb: VarBuilder) -> Result<Self> {
-        let init = Init::Randn { mean: 0.0, stdev };
-        Ok(Self {
-            weight: vb.get_with_hints((in_features, out_features), "weight", init)?,
-            bias: vb.get_with_hints(out_features, "bias", Init::Const(0.0))?,
-        })
-    }
-}
-
-impl Module for Conv1D {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let weight = self.weight.to_dtype(x.dtype())?.t()?;
-        Ok(ops::linear(x, &weight, Some(&self.bias.to_dtype(x.dtype())?))?)
+        let hidden = self.c_fc.forward_t(&self.ln_2.forward(x_btd)?, train)?;
+        let added = self.mlp_proj.forward_t(&ops::gelu_tanh(&hidden)?, train)?;
+        Ok(ops::add(x_btd, &self.dropout.forward_t(&added, train)?)?)
     }
 }

@@ -20,10 +20,27 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod error;
+mod generate;
 mod gpt2;
+mod hf;
+mod llama;
+mod lora;
 mod resnet;
+mod rope;
 mod segments;
+mod text;
+mod vit;
+pub mod weights;
 
+pub use error::{Error, Result, WeightsError};
+pub use generate::{Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};
+pub use hf::HfValue;
+pub use llama::{Llama, LlamaConfig};
+pub use lora::{LinearSize, Lora, PEFT_PREFIX, WeightLayout, frozen};
 pub use resnet::{Block, ResNet, ResNetConfig, Stem};
+pub use rope::RopeScaling;
 pub use segments::{Score, Segments, Whole};
+pub use text::{Cache, Decoder};
+pub use vit::{Vit, VitConfig};

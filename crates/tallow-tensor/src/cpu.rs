@@ -92,6 +92,17 @@ impl<'a> Arg<'a> {
         })
     }
 
+    /// The elements of a matrix, borrowed also where they lie in column-major order; true if so.
+    pub(crate) fn dense_matrix<T: WithDType>(&self) -> Result<(Cow<'a, [T]>, bool)> {
+        let [rows, cols] = *self.dims() else { return Ok((self.dense()?, false)) };
+        let start = self.layout.start_offset();
+        if self.layout.stride() == [1, rows] && rows > 1 && cols > 1 {
+            let data = T::cpu_storage_as_slice(self.storage)?;
+            return Ok((Cow::Borrowed(&data[start..start + rows * cols]), true));
+        }
+        Ok((self.dense()?, false))
+    }
+
     /// The elements in row-major order as `A`, borrowed where they are that already.
     pub(crate) fn as_type<A: Arithmetic>(&self, op: &'static str) -> Result<Cow<'a, [A]>> {
         if self.dtype() == A::DTYPE {
@@ -169,6 +180,15 @@ pub(crate) fn operands<'a>(
     bias: Option<&'a Tensor>,
 ) -> Vec<&'a Tensor> {
     [Some(x), weight, bias].into_iter().flatten().collect()
+}
+
+/// Runs `f` on a tensor that is no operand of the graph, such as a frozen weight.
+pub(crate) fn with_arg<R>(tensor: &Tensor, f: impl FnOnce(Arg) -> Result<R>) -> Result<R> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        return Err(candle_core::Error::Msg("a frozen operand left the CPU".to_string()).into());
+    };
+    f(Arg { storage, layout, wanted: false })
 }
 
 /// A dense CPU tensor that takes over `values`.

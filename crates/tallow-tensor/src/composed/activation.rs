@@ -53,6 +53,22 @@ pub(super) fn wide_relu(x: &Tensor) -> candle_core::Result<Tensor> {
     x.le(0.0)?.where_cond(&x.zeros_like()?, x)
 }
 
+/// As [`ops::swiglu`](crate::ops::swiglu).
+/// # Errors
+/// As there.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let product = (silu(&widen("swiglu", gate)?)? * widen("swiglu", up)?)?;
+    Ok(product.to_dtype(gate.dtype())?)
+}
+
+/// As [`ops::add`](crate::ops::add), but candle's sum gives a frozen operand a gradient too.
+/// # Errors
+/// As there.
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let sum = widen("add", a)?.broadcast_add(&widen("add", b)?)?;
+    Ok(sum.to_dtype(a.dtype())?)
+}
+
 /// As [`ops::add_relu`](crate::ops::add_relu).
 /// # Errors
 /// As there.

@@ -12,11 +12,11 @@ mod norm;
 mod product;
 mod rows;
 
-pub use activation::{add_relu, dropout, gelu_erf, gelu_tanh, relu, silu};
+pub use activation::{add, add_relu, dropout, gelu_erf, gelu_tanh, relu, silu, swiglu};
 pub use image::{avg_pool2d, conv2d, global_avg_pool2d, max_pool2d};
 pub use loss::{cross_entropy, linear_cross_entropy};
 pub use norm::{batch_norm2d, batch_norm2d_given, layer_norm, rms_norm};
-pub use product::{attention, linear, matmul};
+pub use product::{attention, linear, lora_linear, matmul};
 pub use rows::{embedding, log_softmax, mean_all, rope, softmax, sum_all};
 
 use crate::{Error, Result};

@@ -20,6 +20,22 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     }
 }
 
+/// As [`ops::lora_linear`](crate::ops::lora_linear), but the graph keeps both terms.
+/// # Errors
+/// As there.
+pub fn lora_linear(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    a: &Tensor,
+    b: &Tensor,
+    scale: f64,
+) -> Result<Tensor> {
+    let base = linear(x, &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    let low = scaled(&linear(x, a, None)?, scale)?;
+    Ok((base + linear(&low, b, None)?)?)
+}
+
 /// As [`ops::matmul`](crate::ops::matmul).
 /// # Errors
 /// As there.

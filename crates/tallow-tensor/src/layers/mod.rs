@@ -11,6 +11,7 @@ mod dropout;
 mod embedding;
 mod linear;
 mod norm;
+mod rotary;
 
 pub use attention::{HeadSizes, MultiHeadAttention};
 pub use conv::{AvgPool2d, Conv2d, MaxPool2d, conv2d, conv2d_no_bias};
@@ -18,3 +19,4 @@ pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use linear::{Linear, linear, linear_no_bias};
 pub use norm::{BatchNorm2d, LayerNorm, RmsNorm, StatUpdates, batch_norm2d, layer_norm, rms_norm};
+pub use rotary::Rotary;

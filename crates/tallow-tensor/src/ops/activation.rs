@@ -5,7 +5,7 @@ use crate::{
     cpu::{Arg, Grads, Kernel, Scalar, apply, tensor},
 };
 use candle_core::{CpuStorage, Shape, Tensor};
-use tallow_kernels::activation as kernels;
+use tallow_kernels::{accum::add as add_to, activation as kernels, reduce::sum_cols};
 
 #[derive(Clone, Copy)]
 enum Curve {
@@ -71,6 +71,100 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     apply(Curve::Relu, &[x], || composed::relu(x))
 }
 
+struct SwiGlu;
+
+impl Kernel for SwiGlu {
+    const NAME: &'static str = "swiglu";
+    const OPERANDS: &'static [&'static str] = &["gate", "up"];
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let (gate, up) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
+        let mut out = vec![T::default(); gate.len()];
+        kernels::swiglu(&mut out, &gate, &up);
+        Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
+    }
+
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
+        let (gate, dout) = (args[0].dense::<T>()?, dout.dense::<T>()?);
+        let (mut dgate, mut dup) = (args[0].room::<T>(), args[1].room::<T>());
+        if let Some(dgate) = &mut dgate {
+            kernels::swiglu_backward_gate(dgate, &gate, &args[1].dense::<T>()?, &dout);
+        }
+        if let Some(dup) = &mut dup {
+            kernels::swiglu(dup, &gate, &dout);
+        }
+        let grads = [dgate, dup].into_iter().zip(args);
+        grads.map(|(d, arg)| d.map_or(Ok(None), |d| tensor(d, arg.shape()))).collect()
+    }
+}
+
+/// `silu(gate) * up` for operands of one shape (Shazeer 2020), as in Llama. Keeps its operands.
+/// # Errors
+/// If the shapes or dtypes differ or are no floats.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    same_shape(SwiGlu::NAME, "up", gate, up)?;
+    apply(SwiGlu, &[gate, up], || composed::swiglu(gate, up))
+}
+
+fn same_shape(op: &'static str, what: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.dims() == b.dims() {
+        return Ok(());
+    }
+    let (found, expected) = (b.dims().to_vec(), format!("{:?}", a.dims()));
+    Err(Error::Shape { op, what, found, expected })
+}
+
+struct Add;
+
+impl Kernel for Add {
+    const NAME: &'static str = "add";
+    const OPERANDS: &'static [&'static str] = &["left operand", "right operand"];
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let mut out = args[0].dense::<T>()?.into_owned();
+        let right = args[1].dense::<T>()?;
+        for part in out.chunks_mut(right.len().max(1)) {
+            add_to(part, &right);
+        }
+        Ok((T::to_cpu_storage_owned(out), args[0].shape().clone()))
+    }
+
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
+        let dout = dout.dense::<T>()?;
+        let is_whole = |arg: &Arg| arg.n_elems() == dout.len();
+        let right = match args[1].wanted && !is_whole(&args[1]) {
+            true => {
+                let mut sum = vec![T::default(); args[1].n_elems()];
+                sum_cols(&mut sum, &dout);
+                tensor(sum, args[1].shape())?
+            }
+            false => None,
+        };
+        // Operands of one shape have the same gradient: one buffer serves them.
+        let wants_same = |arg: &Arg| arg.wanted && is_whole(arg);
+        let same = match args.iter().any(wants_same) {
+            true => tensor(dout.to_vec(), args[0].shape())?,
+            false => None,
+        };
+        let left = same.clone().filter(|_| args[0].wanted);
+        Ok(vec![left, right.or(same.filter(|_| wants_same(&args[1])))])
+    }
+}
+
+/// `a + b`: a residual connection, or a position embedding; `b` has the shape of `a` or its last
+/// dimensions.
+///
+/// Keeps nothing of its own. Unlike candle's sum it leaves no gradient for a frozen operand in the
+/// store, and sums that of a smaller `b` in f32 (f64 for f64).
+/// # Errors
+/// If the shapes do not fit, or the dtypes differ or are no floats.
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if !a.dims().ends_with(b.dims()) {
+        same_shape(Add::NAME, "right operand", a, b)?;
+    }
+    apply(Add, &[a, b], || composed::add(a, b))
+}
+
 struct AddRelu;
 
 impl Kernel for AddRelu {
@@ -98,9 +192,6 @@ impl Kernel for AddRelu {
 /// # Errors
 /// If the shapes or dtypes differ or are no floats.
 pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    if a.dims() != b.dims() {
-        let (found, expected) = (b.dims().to_vec(), format!("{:?}", a.dims()));
-        return Err(Error::Shape { op: AddRelu::NAME, what: "right operand", found, expected });
-    }
+    same_shape(AddRelu::NAME, "right operand", a, b)?;
     apply(AddRelu, &[a, b], || composed::add_relu(a, b))
 }

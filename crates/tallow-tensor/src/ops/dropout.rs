@@ -6,7 +6,7 @@ use crate::{
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::dropout as kernels;
-pub use tallow_kernels::dropout::DropKey;
+pub use tallow_kernels::dropout::{DropKey, uniform};
 
 struct Dropout {
     p: f64,

@@ -14,8 +14,37 @@ use tallow_kernels::{
 struct Linear;
 
 /// Rows of an operand `[..., D]`.
-fn rows(x: &Arg) -> usize {
+pub(super) fn rows(x: &Arg) -> usize {
     x.dims()[..x.dims().len() - 1].iter().product()
+}
+
+/// The matrix `[rows, cols]` in `data`, whose columns lie one after the other if `by_column`.
+pub(super) fn matrix<T>(data: &[T], rows: usize, cols: usize, by_column: bool) -> Mat<'_, T> {
+    if by_column { Mat::new(data, cols, rows).t() } else { Mat::new(data, rows, cols) }
+}
+
+/// `x W^T + b` of `n` rows into `out`.
+pub(super) fn forward<T: Scalar>(
+    out: &mut [T],
+    x: &[T],
+    weight: Arg,
+    bias: Option<Arg>,
+) -> Result<()> {
+    let (w, by_column) = weight.dense_matrix::<T>()?;
+    let (out_features, d) = (weight.dims()[0], weight.dims()[1]);
+    let store = match bias {
+        None => Store::Overwrite,
+        Some(bias) => {
+            let bias = bias.dense::<T>()?;
+            for row in out.chunks_exact_mut(out_features.max(1)) {
+                row.copy_from_slice(&bias);
+            }
+            Store::Add
+        }
+    };
+    let n = out.len().checked_div(out_features).unwrap_or(0);
+    gemm(out, Mat::new(x, n, d), matrix(&w, out_features, d, by_column).t(), store);
+    Ok(())
 }
 
 impl Kernel for Linear {
@@ -23,21 +52,9 @@ impl Kernel for Linear {
     const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
-        let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
-        let (out_features, d) = (args[1].dims()[0], args[1].dims()[1]);
-        let n = rows(&args[0]);
-        let mut out = vec![T::default(); n * out_features];
-        let store = match args.get(2) {
-            None => Store::Overwrite,
-            Some(bias) => {
-                let bias = bias.dense::<T>()?;
-                for row in out.chunks_exact_mut(out_features.max(1)) {
-                    row.copy_from_slice(&bias);
-                }
-                Store::Add
-            }
-        };
-        gemm(&mut out, Mat::new(&x, n, d), Mat::new(&weight, out_features, d).t(), store);
+        let out_features = args[1].dims()[0];
+        let mut out = vec![T::default(); rows(&args[0]) * out_features];
+        forward(&mut out, &args[0].dense::<T>()?, args[1], args.get(2).copied())?;
         let mut dims = args[0].dims().to_vec();
         *dims.last_mut().expect("checked by linear") = out_features;
         Ok((T::to_cpu_storage_owned(out), Shape::from(dims)))
@@ -56,8 +73,9 @@ impl Kernel for Linear {
             };
             match i {
                 0 => {
-                    let weight = args[1].dense::<T>()?;
-                    gemm(&mut grad, dout_no, Mat::new(&weight, out_features, d), Store::Overwrite);
+                    let (weight, by_column) = args[1].dense_matrix::<T>()?;
+                    let weight = matrix(&weight, out_features, d, by_column);
+                    gemm(&mut grad, dout_no, weight, Store::Overwrite);
                 }
                 1 => {
                     let x = args[0].dense::<T>()?;

@@ -44,13 +44,37 @@ pub fn rope_table(
     base: f64,
     device: &Device,
 ) -> Result<(Tensor, Tensor)> {
-    if !head_dim.is_multiple_of(2) {
-        let (found, expected) = (vec![head_dim], "even".to_string());
-        return Err(Error::Shape { op: Rotary::NAME, what: "head_dim", found, expected });
-    }
-    let (cos, sin) = kernels::rope_table::<f32>(n_tokens, head_dim, base);
-    let shape = (n_tokens, head_dim / 2);
+    rope_table_of(0, n_tokens, &rope_frequencies(head_dim, base)?, device)
+}
+
+/// `base^(-2 j / head_dim)` of each pair `j`, radians a token: what [`rope_table`] is made of.
+/// # Errors
+/// If `head_dim` is odd.
+pub fn rope_frequencies(head_dim: usize, base: f64) -> Result<Vec<f64>> {
+    even(head_dim)?;
+    Ok(kernels::rope_frequencies(head_dim, base))
+}
+
+/// As [`rope_table`], of `n_tokens` tokens from `first` and a frequency for each pair.
+/// # Errors
+/// Only candle's own.
+pub fn rope_table_of(
+    first: usize,
+    n_tokens: usize,
+    freqs: &[f64],
+    device: &Device,
+) -> Result<(Tensor, Tensor)> {
+    let (cos, sin) = kernels::rope_table_of::<f32>(first, n_tokens, freqs);
+    let shape = (n_tokens, freqs.len());
     Ok((Tensor::from_vec(cos, shape, device)?, Tensor::from_vec(sin, shape, device)?))
+}
+
+fn even(head_dim: usize) -> Result<()> {
+    if head_dim.is_multiple_of(2) {
+        return Ok(());
+    }
+    let (found, expected) = (vec![head_dim], "even".to_string());
+    Err(Error::Shape { op: Rotary::NAME, what: "head_dim", found, expected })
 }
 
 /// Turns the pairs of each head by the angles of their position (Su et al. 2021).
