@@ -27,22 +27,34 @@ pub struct Watch {
     /// What is measured.
     pub meter: &'static dyn Meter,
     /// Called at every look, when the ledger of [`crate::Trainer::account`] is up to date: to draw memory
-    /// over time.
-    pub tick: Box<dyn Fn() + Send + Sync>,
+    /// over time, or to end the update before it is made.
+    pub tick: Box<dyn Fn() -> Flow + Send + Sync>,
+}
+
+/// Whether a run goes on.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// It does.
+    Go,
+    /// It ends here.
+    Stop,
 }
 
 impl Watch {
     /// Without anything called.
     pub fn new(guard: Watermark, meter: &'static dyn Meter) -> Self {
-        Self { guard, meter, tick: Box::new(|| ()) }
+        Self { guard, meter, tick: Box::new(|| Flow::Go) }
     }
 
     /// `enter` brings the ledger up to what is live now.
-    fn check(&self, enter: impl FnOnce(u64)) -> std::result::Result<(), tallow_memory::Error> {
+    fn check(&self, enter: impl FnOnce(u64)) -> Result<()> {
         let live_bytes = self.meter.current_bytes();
         enter(live_bytes);
-        (self.tick)();
-        self.guard.check_at(live_bytes, self.meter)
+        match (self.tick)() {
+            Flow::Go => Ok(self.guard.check_at(live_bytes, self.meter)?),
+            Flow::Stop => Err(Error::Interrupted),
+        }
     }
 }
 
@@ -105,7 +117,7 @@ impl<'a, M> Work<'a, M> {
         let checked = self.watch.check(enter);
         match self.committed.load(Relaxed) {
             true => Ok(()),
-            false => Ok(checked?),
+            false => checked,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Why a run cannot start or go on.
 
-use crate::SplitError;
+use crate::{CheckpointError, SplitError};
 
 /// What trainers return.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -95,6 +95,15 @@ pub enum Error {
     /// A budget below what any allowed plan needs.
     #[error("{0}")]
     NothingFits(crate::plan::NothingFits),
+    /// A checkpoint's.
+    #[error(transparent)]
+    Checkpoint(CheckpointError),
+    /// The run was told to stop in the midst of an update, which has not been made.
+    #[error("interrupted")]
+    Interrupted,
+    /// The weights'.
+    #[error(transparent)]
+    Models(#[from] tallow_models::Error),
     /// A segment's, or a plan's.
     #[error(transparent)]
     Recompute(#[from] tallow_recompute::Error),

@@ -1,8 +1,8 @@
 //! Epochs of updates.
 
-use crate::{Error, Evaluation, Result, Trainer, Update};
+use crate::{Error, Evaluation, Flow, Result, Trainer, Update};
 use std::time::{Duration, Instant};
-use tallow_data::{Dataset, Order, Tail};
+use tallow_data::{Cursor, Dataset, Order, Tail};
 use tallow_models::Segments;
 
 /// How long and on what a run trains.
@@ -57,6 +57,35 @@ impl Epochs<'_> {
     }
 }
 
+/// How far a run has come: with the trainer, all that it is. A plain value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// The next sample. After an epoch has been judged, the first of the next epoch.
+    pub cursor: Cursor,
+    /// Training samples seen, repetitions counted.
+    pub n_samples: u64,
+    /// Mean training loss of the first batch.
+    pub first_loss: Option<f64>,
+    /// Mean training loss of the last batch.
+    pub last_loss: f64,
+    /// The newest judgement, if the weights have not moved since.
+    pub held_out_loss: Option<f64>,
+    /// Time spent in updates, evaluation excluded.
+    pub training: Duration,
+}
+
+impl Progress {
+    /// Nothing yet.
+    pub const START: Self = Self {
+        cursor: Cursor::epoch(0),
+        n_samples: 0,
+        first_loss: None,
+        last_loss: f64::NAN,
+        held_out_loss: None,
+        training: Duration::ZERO,
+    };
+}
+
 /// What an observer of [`fit`] is told.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -74,83 +103,125 @@ pub enum Event {
         /// The judgement.
         evaluation: Evaluation,
     },
+    /// The run was told to stop, and ends after this.
+    Stopped,
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
+    /// How far it came.
+    pub progress: Progress,
     /// Updates applied.
     pub n_updates: u64,
     /// Updates skipped because gradients overflowed.
     pub n_skipped: u64,
-    /// Mean training loss of the first batch.
-    pub first_loss: f64,
-    /// Mean training loss of the last update.
-    pub last_loss: f64,
-    /// The held-out samples after the last update.
-    pub held_out: Evaluation,
-    /// Time spent in updates, evaluation excluded.
-    pub training: Duration,
-    /// Training samples seen, repetitions counted.
-    pub n_samples: u64,
+    /// The held-out samples after the last update; `None` if the run was stopped.
+    pub held_out: Option<Evaluation>,
 }
 
-/// Trains `trainer` as `plan` says and tells `observe` of every update and evaluation.
+/// Trains `trainer` as `plan` says, from `start` on, and tells `observe` of every update and
+/// evaluation: the place for checkpoints. An observer that answers [`Flow::Stop`] ends the run, and
+/// is told so once more.
 ///
-/// The order of epoch `e` is a function of `(seed, e)`. One batch is on the device at a time.
+/// The order of epoch `e` is a function of `(seed, e)`. Beside what the data set reads ahead, one
+/// batch is on the device at a time.
 /// # Errors
-/// If the plan makes no update, or the trainer or the data fail.
+/// If the plan makes no update, or the trainer, the data or the observer fail.
 pub fn fit<M: Segments>(
     trainer: &mut Trainer<M>,
     plan: &Epochs<'_>,
-    mut observe: impl FnMut(Event),
+    start: Progress,
+    mut observe: impl FnMut(&Trainer<M>, &Progress, Event) -> Result<Flow>,
 ) -> Result<Outcome> {
     plan.check()?;
-    rehearse(trainer, plan)?;
-    let (mut training, mut n_samples) = (Duration::ZERO, 0);
-    let (mut first_loss, mut last_loss) = (None, f64::NAN);
-    for epoch in 0..plan.epochs {
-        let order = Order::Shuffled { seed: plan.seed, epoch };
-        let mut batches = plan.train.epoch(plan.batch, order, Tail::Keep)?;
-        while trainer.n_windows() < plan.n_updates() {
-            let start = Instant::now();
-            let Some(batch) = batches.next() else { break };
-            let update = trainer.update(&batch?)?;
-            training += start.elapsed();
-            n_samples += update.n_samples;
-            last_loss = update.loss;
-            first_loss.get_or_insert(update.loss);
-            observe(Event::Updated { n_windows: trainer.n_windows(), update });
+    let mut progress = start;
+    let result = rehearse(trainer, plan)
+        .and_then(|()| run_epochs(trainer, plan, &mut progress, &mut observe));
+    let held_out = match result {
+        Ok(held_out) => held_out,
+        Err(Error::Interrupted) => None,
+        Err(error) => return Err(error),
+    };
+    let n_updates = trainer.n_updates();
+    let n_skipped = trainer.n_windows() - n_updates;
+    if held_out.is_none() {
+        let _ends = observe(trainer, &progress, Event::Stopped)?;
+    } else if n_updates == 0 {
+        let reason =
+            format!("the gradients of all {n_skipped} batches overflowed or were too large");
+        return Err(Error::NoUpdates { reason });
+    }
+    Ok(Outcome { progress, n_updates, n_skipped, held_out })
+}
+
+/// The judgement after the last update, or `None` if the observer stopped the run.
+fn run_epochs<M: Segments>(
+    trainer: &mut Trainer<M>,
+    plan: &Epochs<'_>,
+    progress: &mut Progress,
+    observe: &mut impl FnMut(&Trainer<M>, &Progress, Event) -> Result<Flow>,
+) -> Result<Option<Evaluation>> {
+    loop {
+        let epoch = progress.cursor.epoch;
+        let is_over = epoch >= plan.epochs || trainer.n_windows() >= plan.n_updates();
+        if !is_over && run_epoch(trainer, plan, progress, observe)? == Flow::Stop {
+            return Ok(None);
         }
+        let is_whole = progress.cursor.position >= plan.train.n_samples() as u64;
         let evaluation = evaluate(trainer, plan)?;
         if !evaluation.loss.is_finite() {
             let (loss, n_updates) = (evaluation.loss, trainer.n_updates());
             return Err(Error::Exploded { loss, n_updates });
         }
-        observe(Event::Evaluated { epoch: epoch + 1, evaluation });
-        if trainer.n_windows() >= plan.n_updates() {
-            let n_updates = trainer.n_updates();
-            if n_updates == 0 {
-                let n = trainer.n_windows();
-                let reason =
-                    format!("the gradients of all {n} batches overflowed or were too large");
-                return Err(Error::NoUpdates { reason });
-            }
-            let n_skipped = trainer.n_windows() - n_updates;
-            let held_out = evaluation;
-            let first_loss = first_loss.unwrap_or(f64::NAN);
-            return Ok(Outcome {
-                n_updates,
-                n_skipped,
-                first_loss,
-                last_loss,
-                held_out,
-                training,
-                n_samples,
-            });
+        if is_over {
+            return Ok(Some(evaluation)); // of a run that was over when it was taken up again
+        }
+        let ended = trainer.n_windows() >= plan.n_updates();
+        progress.held_out_loss = Some(evaluation.loss);
+        if is_whole {
+            progress.cursor = Cursor::epoch(epoch + 1);
+        }
+        let event = Event::Evaluated { epoch: epoch + 1, evaluation };
+        let flow = observe(trainer, progress, event)?;
+        if ended || epoch + 1 == plan.epochs {
+            return Ok(Some(evaluation));
+        }
+        if flow == Flow::Stop {
+            return Ok(None);
         }
     }
-    unreachable!("the last epoch reaches the last update")
+}
+
+/// The rest of the epoch that `progress` is in.
+fn run_epoch<M: Segments>(
+    trainer: &mut Trainer<M>,
+    plan: &Epochs<'_>,
+    progress: &mut Progress,
+    observe: &mut impl FnMut(&Trainer<M>, &Progress, Event) -> Result<Flow>,
+) -> Result<Flow> {
+    let order = Order::Shuffled { seed: plan.seed, epoch: progress.cursor.epoch };
+    let mut batches = plan.train.resume(plan.batch, order, Tail::Keep, progress.cursor)?;
+    while trainer.n_windows() < plan.n_updates() {
+        let start = Instant::now();
+        let Some(batch) = batches.next() else {
+            // What is left of the epoch, if anything, cannot be read and was passed over.
+            progress.cursor.position = plan.train.n_samples() as u64;
+            break;
+        };
+        let update = trainer.update(&batch?)?;
+        progress.training += start.elapsed();
+        progress.cursor = batches.cursor();
+        progress.n_samples += update.n_samples;
+        progress.last_loss = update.loss;
+        progress.held_out_loss = None;
+        progress.first_loss.get_or_insert(update.loss);
+        let event = Event::Updated { n_windows: trainer.n_windows(), update };
+        if observe(trainer, progress, event)? == Flow::Stop {
+            return Ok(Flow::Stop);
+        }
+    }
+    Ok(Flow::Go)
 }
 
 /// Runs the smallest micro-batch of the plan once: a model that needs several values a channel, or

@@ -47,6 +47,7 @@
 
 mod backward;
 mod books;
+mod checkpoint;
 mod error;
 mod fit;
 pub mod plan;
@@ -56,9 +57,10 @@ mod sizing;
 mod split;
 mod trainer;
 
-pub use backward::Watch;
+pub use backward::{Flow, Watch};
+pub use checkpoint::{CheckpointError, Checkpoints, Newest};
 pub use error::{Error, Result};
-pub use fit::{Epochs, Event, Outcome, fit};
+pub use fit::{Epochs, Event, Outcome, Progress, fit};
 pub use recipe::{Applied, Evaluation, Gradients, Recipe, Skip, Update};
 pub use sizing::Sizing;
 pub use split::{BatchSplit, SplitError};

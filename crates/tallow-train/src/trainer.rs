@@ -165,7 +165,8 @@ impl<M: Segments> Trainer<M> {
     /// If the model or an engine fails, a gradient is not finite under a scale that is not dynamic,
     /// the dynamic one is stuck, or, before the first update, a parameter got no gradient. Weights,
     /// optimizer, scale and statistics are then as before, and the next batch starts afresh. An update
-    /// that passes the [`Watch`] is tried again in smaller micro-batches if the [`Sizing`] has any.
+    /// that passes the [`Watch`] is tried again in smaller micro-batches if the [`Sizing`] has any. One
+    /// that the watch stops is [`Error::Interrupted`], and its batch has not been seen.
     /// (Except where [`Gradients::Released`] says otherwise.)
     pub fn update(&mut self, batch: &Batch) -> Result<Update> {
         self.n_windows += 1;
@@ -177,6 +178,10 @@ impl<M: Segments> Trainer<M> {
             match update {
                 // Again from the start, as if the smaller size had been used all along.
                 Err(Error::Memory(error)) => self.sizing.shrink(error)?,
+                Err(Error::Interrupted) => {
+                    self.n_windows -= 1; // this batch comes again
+                    return Err(Error::Interrupted);
+                }
                 Err(error) => return Err(error),
                 Ok(update) => {
                     // What was granted above the cap is in the peak, which the sizing judges.
@@ -268,7 +273,7 @@ impl<M: Segments> Trainer<M> {
         let work = work(&self.model, &self.recipe, (&self.watch, &self.books), &self.variables);
         pass::replay(pass::position(), || work.infer(&batch.inputs, &batch.targets, true))
             .map_err(|error| match error {
-                Error::Memory(error) => Error::Memory(error),
+                Error::Memory(_) | Error::Interrupted => error,
                 error => Error::MicroBatch { n_samples, error: Box::new(error) },
             })
             .map(|_| ())

@@ -9,7 +9,7 @@ use std::{
 };
 use support::{Net, Setup, nested};
 use tallow_memory::{Category, CountingAllocator, Ledger, Terms, Watermark};
-use tallow_train::{Gradients, Recipe, Watch, precision::Policy, recompute::Plan};
+use tallow_train::{Flow, Gradients, Recipe, Watch, precision::Policy, recompute::Plan};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<System> = CountingAllocator::new(System);
@@ -35,6 +35,7 @@ fn seen(plan: &Plan, gradients: Gradients) -> (Vec<(Terms, u64)>, Terms) {
         Box::new(move || {
             let moment = (ledger.current(), ALLOCATOR.current_bytes());
             moments.lock().expect("no panic").push(moment);
+            Flow::Go
         })
     };
     let guard = Watermark::off(ledger.clone());

@@ -6,7 +6,8 @@ use tallow_models::Whole;
 use tallow_tensor::{Params, layers};
 use tallow_testkit::{Tol, assert_close, values};
 use tallow_train::{
-    Applied, BatchSplit, Epochs, Error, Event, Gradients, Recipe, Skip, Trainer, accum, fit, optim,
+    Applied, BatchSplit, Epochs, Error, Event, Flow, Gradients, Progress, Recipe, Skip, Trainer,
+    accum, fit, optim,
     precision::{DynamicScale, LossScale, Masters, Policy},
     recompute::Plan,
 };
@@ -296,7 +297,8 @@ fn sets() -> (Images, Images) {
     let labels = (0..23u8).map(|i| i % 3).collect::<Vec<_>>();
     let set = ImageSet::from_pixels(pixels, labels, [3, 4]).expect("images");
     let (train, held_out) = set.split(18).expect("two parts");
-    let pixels = Pixels { dtype: DType::F32, device: Device::Cpu, mean: vec![0.5], std: vec![0.25] };
+    let pixels =
+        Pixels { dtype: DType::F32, device: Device::Cpu, mean: vec![0.5], std: vec![0.25] };
     (Images { set: train, pixels: pixels.clone() }, Images { set: held_out, pixels })
 }
 
@@ -324,15 +326,19 @@ fn fit_makes_exactly_the_updates_it_announced() {
         let split = BatchSplit::derive(Some(4), Some(3), None, 1).expect("they fit");
         let (mut trainer, _) = trainer(Policy::f32(), Recipe { split, ..recipe(10) });
         let (mut updates, mut evaluations) = (vec![], 0);
-        let outcome = fit(&mut trainer, &plan, |event| match event {
-            Event::Updated { n_windows, update } => updates.push((n_windows, update.n_samples)),
-            Event::Evaluated { evaluation, .. } => {
-                assert_eq!(evaluation.n_samples, 5);
-                evaluations += 1;
+        let outcome = fit(&mut trainer, &plan, Progress::START, |_, _, event| {
+            match event {
+                Event::Updated { n_windows, update } => updates.push((n_windows, update.n_samples)),
+                Event::Evaluated { evaluation, .. } => {
+                    assert_eq!(evaluation.n_samples, 5);
+                    evaluations += 1;
+                }
+                Event::Stopped => panic!("nobody stops it"),
             }
+            Ok(Flow::Go)
         })
         .expect("trains");
-        assert_eq!((outcome.n_updates, outcome.n_samples), (n_updates, n_samples));
+        assert_eq!((outcome.n_updates, outcome.progress.n_samples), (n_updates, n_samples));
         assert_eq!(updates.len() as u64, n_updates);
         assert_eq!(updates.iter().map(|u| u.1).sum::<u64>(), n_samples);
         assert_eq!(evaluations, n_evaluations);

@@ -144,6 +144,20 @@ impl Controller {
         self.piece_items
     }
 
+    /// Goes on at a size that a run had when it was stopped.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`] if it is not from `min_items` to `max_items`.
+    pub fn go_on_at(&mut self, piece_items: usize) -> Result<(), Error> {
+        let ControllerConfig { min_items, max_items, .. } = self.config;
+        if !(min_items..=max_items).contains(&piece_items) {
+            let (what, range) = ("the size to go on at", "from min_items to max_items");
+            return Err(Error::BadValue { what, range, found: piece_items as f64 });
+        }
+        self.piece_items = piece_items;
+        Ok(())
+    }
+
     /// The pieces of a batch of `n_items` at the current size: every item once, weights by items.
     pub fn pieces(&self, n_items: usize) -> Pieces {
         pieces(n_items, self.piece_items)
