@@ -2,14 +2,20 @@
 
 mod config;
 mod memory_log;
+mod metrics;
+mod observer;
 mod plan;
 mod report;
+mod run_dir;
+mod signals;
 mod train;
 mod view;
 mod workload;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand, error::ErrorKind};
+use run_dir::Start;
+use signals::Signals;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 use tallow_memory::CountingAllocator;
 
@@ -60,10 +66,20 @@ struct TrainArguments {
     /// The most memory to use, such as 512MiB; what the configuration leaves open is then planned.
     #[arg(long, value_name = "BYTES")]
     budget: Option<String>,
-    /// Folder for report.json; made if missing.
-    #[arg(long, value_name = "DIR", default_value = "runs/latest")]
-    out: PathBuf,
+    /// Folder of the run, made if missing; `runs/latest`, which each run takes over, if not given.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Take over a folder given by --out that holds checkpoints of another run: they are removed.
+    #[arg(long, requires = "out")]
+    overwrite: bool,
+    /// Go on with the run in this folder from its newest checkpoint; --set changes its configuration,
+    /// --budget plans anew.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "config"])]
+    resume: Option<PathBuf>,
 }
+
+/// Where a run without a name leaves its files.
+const LATEST: &str = "runs/latest";
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -71,7 +87,7 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     match run(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             complain(&format!("error: {}", one_line(&format!("{error:#}"))));
             ExitCode::from(2)
@@ -79,20 +95,36 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> Result<()> {
+/// The exit code, where there is no error.
+fn run(arguments: Arguments) -> Result<u8> {
     match arguments.command {
-        Command::Train(TrainArguments { config, set, budget, out }) => {
-            let config = config::load(config.as_deref(), &set, budget.as_deref())?;
-            if let Some(budget) = config.budget {
-                ALLOCATOR.set_cap(budget);
-            }
-            train::run(&config, &out, &ALLOCATOR)
-        }
+        Command::Train(arguments) => train(arguments),
         Command::Plan(PlanArguments { config, set, budget, json }) => {
             let config = config::load(config.as_deref(), &set, budget.as_deref())?;
-            plan::run(&config, json, &ALLOCATOR)
+            plan::run(&config, json, &ALLOCATOR).map(|()| 0)
         }
     }
+}
+
+fn train(arguments: TrainArguments) -> Result<u8> {
+    let TrainArguments { config, set, budget, out, overwrite, resume } = arguments;
+    let (path, start) = match &resume {
+        Some(folder) => {
+            let path = run_dir::config_path(folder);
+            ensure!(path.is_file(), "--resume `{}`: there is no run", folder.display());
+            (Some(path), Start::Resume)
+        }
+        None if out.is_none() || overwrite => (config, Start::Over),
+        None => (config, Start::New),
+    };
+    let folder = resume.or(out).unwrap_or_else(|| PathBuf::from(LATEST));
+    let plans_anew = budget.is_some();
+    let config = config::load(path.as_deref(), &set, budget.as_deref())?;
+    if let Some(budget) = config.budget {
+        ALLOCATOR.set_cap(budget);
+    }
+    let signals = Signals::listen()?;
+    train::run(&config, train::Where { folder: &folder, start, plans_anew }, &signals, &ALLOCATOR)
 }
 
 /// To standard error; if that is gone, the exit code has to do.

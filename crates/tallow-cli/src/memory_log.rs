@@ -1,6 +1,6 @@
 //! Memory over the run: the file `memory.jsonl`, and a word if it grows.
 
-use crate::{report, view::say};
+use crate::{report, signals::Signals, view::say};
 use anyhow::Result;
 use serde_json::json;
 use std::{
@@ -13,7 +13,7 @@ use tallow_memory::{
     leak::{Growth, LeakCheck},
     timeline::Timeline,
 };
-use tallow_train::Event;
+use tallow_train::{Event, Flow};
 
 /// Lines of the file at most.
 const N_SLOTS: usize = 512;
@@ -31,16 +31,18 @@ impl MemoryLog {
         Self { start: Instant::now(), timeline: Arc::new(Mutex::new(Timeline::new(N_SLOTS))) }
     }
 
-    /// Records one moment at each call.
+    /// Records one moment at each call, and says what `signals` say.
     pub(crate) fn ticker(
         &self,
         ledger: Ledger,
         meter: &'static dyn Meter,
-    ) -> Box<dyn Fn() + Send + Sync> {
+        signals: Signals,
+    ) -> Box<dyn Fn() -> Flow + Send + Sync> {
         let (start, timeline) = (self.start, Arc::clone(&self.timeline));
         Box::new(move || {
             let mut timeline = timeline.lock().unwrap_or_else(PoisonError::into_inner);
             timeline.record(start.elapsed().as_secs_f64(), meter, &ledger);
+            signals.flow()
         })
     }
 

@@ -2,9 +2,12 @@
 
 use crate::{
     config::{Config, Opened},
-    memory_log::{LeakWatch, MemoryLog},
+    memory_log::MemoryLog,
+    observer::Observer,
     plan,
     report::{self, Report},
+    run_dir::{RunDir, Start},
+    signals::Signals,
     view::{View, say},
     workload::{BuiltModel, SUMS, Work},
 };
@@ -17,45 +20,68 @@ use tallow_memory::{
     plan::PostMortem,
 };
 use tallow_train::{
-    BatchSplit, Epochs, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
+    BatchSplit, Epochs, Evaluation, Flow, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
     accum::{ADVISED_MICRO_BATCHES, AccumConfig},
     fit,
     optim::Schedule,
     plan::{Built, Candidate, Workload},
 };
 
-/// Trains, prints what happens, and leaves `report.json` in `out`.
+/// Which folder a run works in, and how it begins.
+#[derive(Clone, Copy)]
+pub(crate) struct Where<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) start: Start,
+    /// Whether a run that goes on plans anew.
+    pub(crate) plans_anew: bool,
+}
+
+/// Trains, prints what happens, and leaves `report.json` in the run's folder; the exit code.
 ///
 /// # Errors
 /// If the data cannot be read, the folder cannot be written, no plan fits, or training fails.
-pub(crate) fn run(config: &Config, out: &Path, meter: &'static dyn Meter) -> Result<()> {
+pub(crate) fn run(
+    config: &Config,
+    place: Where,
+    signals: &Signals,
+    meter: &'static dyn Meter,
+) -> Result<u8> {
     let start_bytes = meter.current_bytes();
     let log = MemoryLog::new();
-    let (result, peak_bytes) = peak_during(meter, || train(config, out, &log, meter));
-    let (trained, view) = result?;
+    let (result, peak_bytes) = peak_during(meter, || train(config, place, &log, signals, meter));
+    let (ended, view) = result?;
+    let folder = place.folder;
+    log.write(folder)?;
+    let Some(trained) = ended else {
+        view.stop();
+        say!("stopped; `tallow train --resume {}` goes on", folder.display());
+        return Ok(signals.exit_code());
+    };
     let peak_bytes = start_bytes + peak_bytes;
     let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
-    view.finish(&trained.outcome, peak_bytes, rss_peak_bytes, config.budget);
+    view.finish(&trained.outcome, &trained.held_out, peak_bytes, rss_peak_bytes, config.budget);
     if let Some(beyond) = config.budget.and_then(|b| peak_bytes.checked_sub(b)).filter(|&b| b > 0) {
         say!("the budget was exceeded by {beyond} bytes");
     }
-    log.write(out)?;
-    report::write(out, &Report { peak_bytes, rss_peak_bytes, ..trained.report })?;
-    say!("report in {}", out.join("report.json").display());
-    Ok(())
+    report::write(folder, &Report { peak_bytes, rss_peak_bytes, ..trained.report })?;
+    say!("report in {}", folder.join("report.json").display());
+    Ok(0)
 }
 
 struct Trained {
     outcome: Outcome,
+    held_out: Evaluation,
     report: Report,
 }
 
+/// `None` if the run was stopped.
 fn train<'a>(
     config: &'a Config,
-    out: &Path,
+    place: Where,
     log: &MemoryLog,
+    signals: &Signals,
     meter: &'static dyn Meter,
-) -> Result<(Trained, View<'a>)> {
+) -> Result<(Option<Trained>, View<'a>)> {
     let opened = config.source.open(config.seed)?;
     let work = Work { config, opened: &opened };
     let sets = |dtype| (opened.train.dataset(dtype), opened.held_out.dataset(dtype));
@@ -75,9 +101,12 @@ fn train<'a>(
         "train.warmup_updates is {}, it must be less than the run's {n_updates} updates",
         config.warmup_updates
     );
-    report::prepare(out)?;
+    let dir = RunDir::prepare(place.folder, place.start, config)?;
     work.check()?;
-    let (weighed, built) = choose(&work, meter)?;
+    let (weighed, built) = match place.start {
+        Start::Resume if !place.plans_anew => (vec![dir.read_plan(config, &work.space())?], None),
+        _ => choose(&work, meter)?,
+    };
     let chosen = &weighed[0];
     let _of_planning = meter.take_trip(); // foreseen, and over
     let precision = &config.precisions[chosen.policy];
@@ -93,23 +122,28 @@ fn train<'a>(
     let params = masters.params();
     let n_params = params.iter().map(|(_, var)| var.elem_count() as u64).sum();
     let recipe = recipe(config, chosen, n_updates)?;
+    let schedule = recipe.schedule;
     let mut trainer = Trainer::new(model, masters, buffers, recipe)?;
     let ledger = Ledger::new();
     trainer.account(&ledger);
     let guard = Watermark::off(ledger.clone());
-    trainer.watch(Watch { tick: log.ticker(ledger.clone(), meter), ..Watch::new(guard, meter) });
+    let tick = log.ticker(ledger.clone(), meter, signals.clone());
+    trainer.watch(Watch { tick, ..Watch::new(guard, meter) });
     if let Some(sizing) = sizing(config, chosen, meter)? {
         trainer.size_by(sizing)?;
     }
     introduce(config, &opened, chosen, n_params);
-    let mut view = View::new(n_updates, config.epochs, meter);
-    let mut leak = LeakWatch::new();
-    let outcome = fit(&mut trainer, &epochs, |event| {
-        leak.show(&event, meter);
-        view.show(event);
+    let view = View::new(n_updates, config.epochs, meter);
+    let (mut observer, start) = Observer::begin(&dir, config, &mut trainer, view, meter)?;
+    dir.write_plan(config, chosen)?;
+    let outcome = fit(&mut trainer, &epochs, start, |trainer, progress, event| {
+        observer.observe(trainer, progress, &event, &schedule);
+        Ok(if observer.has_failed() { Flow::Stop } else { signals.flow() })
     });
     let outcome =
         outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
+    let view = observer.end()?;
+    let Some(held_out) = outcome.held_out else { return Ok((None, view)) };
     let micro_batch = trainer.split().micro_batch();
     if micro_batch != chosen.micro_batch {
         say!("memory ran out: micro-batches of {micro_batch} in place of {}", chosen.micro_batch);
@@ -118,9 +152,9 @@ fn train<'a>(
         micro_batch: micro_batch as u64,
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
         optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
-        ..summary(config, &opened, chosen, &outcome, n_params)
+        ..summary(config, &opened, chosen, (&outcome, &held_out), n_params)
     };
-    Ok((Trained { outcome, report }, view))
+    Ok((Some(Trained { outcome, held_out, report }), view))
 }
 
 /// The planner's choice under a budget, the configuration's own without one; then whatever else was
@@ -236,10 +270,11 @@ fn summary(
     config: &Config,
     opened: &Opened,
     chosen: &Candidate,
-    outcome: &Outcome,
+    (outcome, held_out): (&Outcome, &Evaluation),
     params: u64,
 ) -> Report {
-    let secs = outcome.training.as_secs_f64();
+    let progress = &outcome.progress;
+    let secs = progress.training.as_secs_f64();
     Report {
         name: config.source.name(),
         model: config.model.name().to_string(),
@@ -261,11 +296,11 @@ fn summary(
         budget_bytes: config.budget,
         rss_peak_bytes: None,
         secs_per_step: secs / outcome.n_updates as f64,
-        samples_per_sec: outcome.n_samples as f64 / secs,
-        loss: outcome.held_out.loss,
-        first_loss: outcome.first_loss,
-        train_loss: outcome.last_loss,
-        accuracy: outcome.held_out.accuracy,
+        samples_per_sec: progress.n_samples as f64 / secs,
+        loss: held_out.loss,
+        first_loss: progress.first_loss.unwrap_or(f64::NAN),
+        train_loss: progress.last_loss,
+        accuracy: held_out.accuracy,
         skipped_steps: outcome.n_skipped,
         optimizer_state_bytes: 0,
         optimizer_resident_bytes: 0,

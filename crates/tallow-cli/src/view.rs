@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use tallow_memory::Meter;
-use tallow_train::{Event, Outcome};
+use tallow_train::{Evaluation, Event, Outcome};
 
 /// [`print_line`] with a format.
 macro_rules! say {
@@ -34,7 +34,7 @@ impl<'a> View<'a> {
     }
 
     /// Shows one event.
-    pub(crate) fn show(&mut self, event: Event) {
+    pub(crate) fn show(&mut self, event: &Event) {
         match event {
             Event::Updated { n_windows, update } => {
                 self.epoch.0 += update.loss * update.n_samples as f64;
@@ -42,7 +42,7 @@ impl<'a> View<'a> {
                 if let Some(bar) = &self.bar {
                     let peak = mib(self.meter.peak_bytes());
                     bar.set_message(format!("loss {:.4}, peak {peak}", update.loss));
-                    bar.set_position(n_windows);
+                    bar.set_position(*n_windows);
                 }
             }
             Event::Evaluated { epoch, evaluation } => {
@@ -60,6 +60,14 @@ impl<'a> View<'a> {
                     None => print_line(&line),
                 }
             }
+            Event::Stopped => {}
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn stop(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
         }
     }
 
@@ -67,27 +75,26 @@ impl<'a> View<'a> {
     pub(crate) fn finish(
         self,
         outcome: &Outcome,
+        held_out: &Evaluation,
         peak_bytes: u64,
         rss_peak_bytes: Option<u64>,
         budget_bytes: Option<u64>,
     ) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-        let secs = outcome.training.as_secs_f64();
+        self.stop();
+        let secs = outcome.progress.training.as_secs_f64();
         say!(
             "{} updates in {secs:.1} s ({:.0} samples/s)",
             outcome.n_updates,
-            outcome.n_samples as f64 / secs,
+            outcome.progress.n_samples as f64 / secs,
         );
         if outcome.n_skipped > 0 {
             say!("{} updates skipped: gradients overflowed or were too large", outcome.n_skipped);
         }
         say!(
             "held-out loss {:.6}, accuracy {:.2} % of {} samples",
-            outcome.held_out.loss,
-            100.0 * outcome.held_out.accuracy,
-            outcome.held_out.n_samples,
+            held_out.loss,
+            100.0 * held_out.accuracy,
+            held_out.n_samples,
         );
         let resident = rss_peak_bytes.map_or("unknown".to_string(), mib);
         let budget = budget_bytes.map_or(String::new(), |b| format!(" of a budget of {}", mib(b)));

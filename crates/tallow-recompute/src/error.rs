@@ -53,6 +53,14 @@ pub enum Error {
         /// The segment.
         segment: String,
     },
+    /// Text that is no plan.
+    #[error("`{text}` is no plan, from byte {at} on: `0 [1..3: 1 2] 3` is one")]
+    Unreadable {
+        /// The text.
+        text: String,
+        /// Where reading ended.
+        at: usize,
+    },
     /// A plan that does not run each segment once, in order.
     #[error("the plan goes on at segment {found}, it must at {expected} (of {n_segments})")]
     Plan {

@@ -1,7 +1,7 @@
 //! What a chain keeps and what it computes again, as a value.
 
 use crate::{Error, Result};
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 /// Steps that run the segments of a chain once each, in order.
 ///
@@ -96,9 +96,81 @@ impl fmt::Display for Plan {
     }
 }
 
+/// Reads what [`Display`](fmt::Display) prints.
+impl FromStr for Plan {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut rest = text;
+        let plan = steps(&mut rest, 0);
+        match plan {
+            Some(plan) if rest.is_empty() => Ok(plan),
+            _ => Err(Error::Unreadable { text: text.to_string(), at: text.len() - rest.len() }),
+        }
+    }
+}
+
+/// Deeper is no plan of any model.
+const MOST_DEPTH: usize = 1000;
+
+/// Steps up to a `]` or the end; `rest` begins where reading stopped.
+fn steps(rest: &mut &str, depth: usize) -> Option<Plan> {
+    let mut plan = Vec::new();
+    loop {
+        *rest = rest.trim_start_matches(' ');
+        if rest.is_empty() || rest.starts_with(']') {
+            return Some(Plan(plan));
+        }
+        if let Some(inner) = rest.strip_prefix('[') {
+            if depth == MOST_DEPTH {
+                return None;
+            }
+            *rest = inner;
+            let first = number(rest)?;
+            take(rest, "..")?;
+            let end = number(rest)?;
+            take(rest, ":")?;
+            let again = steps(rest, depth + 1)?;
+            take(rest, "]")?;
+            plan.push(Step::Redo { first, end, again });
+        } else {
+            plan.push(Step::Keep(number(rest)?));
+        }
+    }
+}
+
+fn number(rest: &mut &str) -> Option<usize> {
+    let n_digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (digits, after) = rest.split_at(n_digits);
+    let number = digits.parse().ok()?;
+    *rest = after;
+    Some(number)
+}
+
+fn take(rest: &mut &str, word: &str) -> Option<()> {
+    *rest = rest.strip_prefix(word)?;
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_printed_is_read() {
+        let inner = redo(2, 4, vec![Step::Keep(2), Step::Keep(3)]);
+        let deep = Plan(vec![Step::Keep(0), redo(1, 4, vec![Step::Keep(1), inner]), Step::Keep(4)]);
+        for plan in [deep, Plan::keep_all(3), Plan(vec![])] {
+            assert_eq!(plan.to_string().parse::<Plan>().unwrap(), plan);
+        }
+        for text in ["a", "1 2]", "[1..2: 1", "[1.2: 1]", "[1..2 1]", "1,2", "99999999999999999999"]
+        {
+            let error = text.parse::<Plan>().unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        let bottomless = "[0..1: ".repeat(100_000);
+        assert!(bottomless.parse::<Plan>().is_err());
+    }
 
     fn redo(first: usize, end: usize, again: Vec<Step>) -> Step {
         Step::Redo { first, end, again: Plan(again) }

@@ -103,7 +103,7 @@ pub enum Error {
     Interrupted,
     /// The weights'.
     #[error(transparent)]
-    Models(#[from] tallow_models::Error),
+    Models(Box<tallow_models::Error>),
     /// A segment's, or a plan's.
     #[error(transparent)]
     Recompute(#[from] tallow_recompute::Error),
@@ -116,4 +116,10 @@ pub enum Error {
     /// Candle's.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<tallow_models::Error> for Error {
+    fn from(error: tallow_models::Error) -> Self {
+        Error::Models(Box::new(error))
+    }
 }

@@ -14,7 +14,7 @@ pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
 
 use anyhow::{Context, Result, bail, ensure};
-use memory::{Bytes, Memory, MemorySection};
+use memory::{Memory, MemorySection};
 use model::{DataSection, ModelSection};
 use optimizer::{OptimizerSection, State};
 use precision::{Compute, PrecisionSection};
@@ -80,6 +80,35 @@ pub(crate) struct Config {
     pub(crate) prefer: Vec<Knob>,
     /// What the planner must leave alone.
     pub(crate) forbid: Vec<Knob>,
+    /// Batches between two checkpoints, beside those after each epoch.
+    pub(crate) checkpoint_every: Option<u64>,
+    /// Checkpoints that stay; 0 is none at all.
+    pub(crate) keep: usize,
+    /// What was given, overrides included.
+    pub(crate) given: toml::Table,
+}
+
+/// Section `checkpoint`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct CheckpointSection {
+    every: Option<u64>,
+    keep: Option<usize>,
+}
+
+impl CheckpointSection {
+    /// The newest, and the one before in case that is damaged.
+    const KEEP: usize = 2;
+
+    fn checked(&self) -> Result<(Option<u64>, usize)> {
+        ensure!(self.every != Some(0), "checkpoint.every is 0 updates, 1 is the least");
+        let keep = self.keep.unwrap_or(Self::KEEP);
+        ensure!(
+            keep > 0 || self.every.is_none(),
+            "checkpoint.every is given, but checkpoint.keep is 0: none would stay"
+        );
+        Ok((self.every, keep))
+    }
 }
 
 /// The name of a schedule; the length of the run is not known yet.
@@ -154,6 +183,7 @@ struct Sections {
     precision: PrecisionSection,
     memory: MemorySection,
     optimizer: OptimizerSection,
+    checkpoint: CheckpointSection,
 }
 
 /// Reads `path` if there is one, applies the overrides in order, and checks the whole. `budget`
@@ -174,36 +204,39 @@ pub(crate) fn load(
         apply(&mut table, text).with_context(|| format!("--set {text}"))?;
     }
     let name = path.map_or(String::new(), |path| format!("configuration `{}`", path.display()));
-    match checked_table(table, budget) {
+    if let Some(budget) = budget {
+        apply(&mut table, &format!("memory.budget=\"{budget}\""))?;
+    }
+    match checked_table(table) {
         Err(error) if path.is_some() => Err(error.context(name)),
         result => result,
     }
 }
 
 /// What a table of sections means.
-fn checked_table(mut table: toml::Table, budget: Option<&str>) -> Result<Config> {
-    let mut sections = Sections {
+fn checked_table(mut table: toml::Table) -> Result<Config> {
+    let given = table.clone();
+    let sections = Sections {
         model: section(&mut table, "model")?,
         data: section(&mut table, "data")?,
         train: section(&mut table, "train")?,
         precision: section(&mut table, "precision")?,
         memory: section(&mut table, "memory")?,
         optimizer: section(&mut table, "optimizer")?,
+        checkpoint: section(&mut table, "checkpoint")?,
     };
     if let Some(key) = table.keys().next() {
         bail!(
-            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision`, `memory` \
-             and `optimizer`"
+            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision`, `memory`, \
+             `optimizer` and `checkpoint`"
         );
     }
-    if let Some(budget) = budget {
-        sections.memory.budget = Some(Bytes::Text(budget.to_string()));
-    }
-    checked(sections)
+    checked(sections, given)
 }
 
-fn checked(sections: Sections) -> Result<Config> {
-    let Sections { model, data, train, precision, memory, optimizer } = sections;
+fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
+    let Sections { model, data, train, precision, memory, optimizer, checkpoint } = sections;
+    let (checkpoint_every, keep) = checkpoint.checked()?;
     let Memory { budget, recomputation, recompute_name, saved, check, prefer, forbid } =
         memory.checked()?;
     for (key, knobs) in [("forbid", &forbid), ("prefer", &prefer)] {
@@ -271,6 +304,9 @@ fn checked(sections: Sections) -> Result<Config> {
         check,
         prefer,
         forbid,
+        checkpoint_every,
+        keep,
+        given,
     })
 }
 

@@ -161,18 +161,30 @@ impl Space {
                 return Err(Error::Setting { name, value: f64::NAN, expected });
             }
         };
-        let (policy, optimizer, micro_batch) = (0, 0, self.micro_batches[0]);
-        Ok(Candidate {
+        Ok(self.chosen((0, 0, self.micro_batches[0]), recompute, 0))
+    }
+
+    /// The choice of an earlier plan over this space: places of policy and optimizer, samples a
+    /// micro-batch, and its peak, 0 if that was not foreseen.
+    /// # Panics
+    /// If there is no such policy or optimizer.
+    pub fn chosen(
+        &self,
+        (policy, optimizer, micro_batch): (usize, usize, usize),
+        recompute: Plan,
+        peak_bytes: u64,
+    ) -> Candidate {
+        Candidate {
             policy,
             optimizer,
             micro_batch,
             choice: self.choice(policy, optimizer, micro_batch, &recompute),
             recompute,
             knobs: Vec::new(),
-            terms: Terms::ZERO,
+            terms: Terms { other_bytes: peak_bytes, ..Terms::ZERO },
             secs_per_sample: f64::NAN,
             measured: false,
-        })
+        }
     }
 
     /// Whether a precision is allowed: of several, a narrow one may be forbidden.

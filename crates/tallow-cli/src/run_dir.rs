@@ -1,0 +1,134 @@
+//! The folder of a run: what it was told, what it chose, how far it came.
+
+use crate::{config::Config, report};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tallow_train::{
+    Checkpoints,
+    plan::{Candidate, Space},
+    recompute::Plan,
+};
+
+const CONFIG: &str = "config.toml";
+const PLAN: &str = "plan.json";
+const CHECKPOINTS: &str = "checkpoints";
+
+/// What a run does with its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// It begins, and refuses a folder with checkpoints of an earlier run.
+    New,
+    /// It begins, and what an earlier run left there goes.
+    Over,
+    /// It goes on from the newest checkpoint there.
+    Resume,
+}
+
+/// The configuration of the run in `folder`.
+pub(crate) fn config_path(folder: &Path) -> PathBuf {
+    folder.join(CONFIG)
+}
+
+/// The choice of the run's plan, by names, so that an edited configuration still finds it.
+#[derive(Serialize, Deserialize)]
+struct Chosen {
+    precision: String,
+    optimizer: String,
+    micro_batch: usize,
+    recompute_plan: String,
+    predicted_peak_bytes: u64,
+}
+
+/// The folder of a run.
+pub(crate) struct RunDir<'a> {
+    folder: &'a Path,
+    pub(crate) start: Start,
+}
+
+impl<'a> RunDir<'a> {
+    /// Makes the folder, and writes the configuration there.
+    ///
+    /// # Errors
+    /// If it cannot be made or written, holds checkpoints of another run, or none to go on from.
+    pub(crate) fn prepare(folder: &'a Path, start: Start, config: &Config) -> Result<Self> {
+        let checkpoints = folder.join(CHECKPOINTS);
+        match start {
+            Start::New => {
+                let is_empty = fs::read_dir(&checkpoints).map_or(true, |mut e| e.next().is_none());
+                ensure!(
+                    is_empty,
+                    "`{}` holds the checkpoints of another run: go on with it by --resume, name \
+                     another --out, or give --overwrite",
+                    folder.display()
+                );
+            }
+            Start::Over if checkpoints.exists() => {
+                fs::remove_dir_all(&checkpoints)
+                    .with_context(|| format!("`{}`", checkpoints.display()))?;
+            }
+            Start::Over | Start::Resume => {}
+        }
+        report::prepare(folder)?;
+        report::write_text(folder, CONFIG, &toml::to_string_pretty(&config.given)?)?;
+        Ok(Self { folder, start })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder
+    }
+
+    /// The run's checkpoints; `None` if it is to have none.
+    ///
+    /// # Errors
+    /// If their folder cannot be made.
+    pub(crate) fn checkpoints(&self, config: &Config) -> Result<Option<Checkpoints>> {
+        if config.keep == 0 && self.start != Start::Resume {
+            return Ok(None);
+        }
+        Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
+    }
+
+    /// Writes down what was chosen.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub(crate) fn write_plan(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+        let chosen = Chosen {
+            precision: config.precisions[chosen.policy].name.clone(),
+            optimizer: config.optimizers[chosen.optimizer].name.clone(),
+            micro_batch: chosen.micro_batch,
+            recompute_plan: chosen.recompute.to_string(),
+            predicted_peak_bytes: chosen.peak_bytes(),
+        };
+        report::write_text(self.folder, PLAN, &(serde_json::to_string_pretty(&chosen)? + "\n"))
+    }
+
+    /// What the run chose when it began.
+    ///
+    /// # Errors
+    /// If that cannot be read, or the configuration has it no more.
+    pub(crate) fn read_plan(&self, config: &Config, space: &Space) -> Result<Candidate> {
+        let path = self.folder.join(PLAN);
+        let text = fs::read_to_string(&path).with_context(|| format!("`{}`", path.display()))?;
+        let chosen: Chosen =
+            serde_json::from_str(&text).with_context(|| format!("`{}`", path.display()))?;
+        let policy = config.precisions.iter().position(|p| p.name == chosen.precision);
+        let optimizer = config.optimizers.iter().position(|o| o.name == chosen.optimizer);
+        let (Some(policy), Some(optimizer)) = (policy, optimizer) else {
+            bail!(
+                "`{}` chose {} and {}, which the configuration no longer allows; give --budget to plan \
+                 anew",
+                path.display(),
+                chosen.precision,
+                chosen.optimizer
+            );
+        };
+        let recompute: Plan = chosen.recompute_plan.parse()?;
+        let choice = (policy, optimizer, chosen.micro_batch);
+        Ok(space.chosen(choice, recompute, chosen.predicted_peak_bytes))
+    }
+}
