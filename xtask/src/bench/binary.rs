@@ -47,10 +47,16 @@ impl Binary {
 
     fn trained(&self, settings: &[String], budget: Option<&str>) -> Result<Value> {
         let mut command = self.command("train", settings, budget);
+        // Nobody goes on with such a run.
+        command.args(["--set", "checkpoint.keep=0"]);
         output_of(command.arg("--out").arg(&self.folder))?;
-        let path = self.folder.join("report.json");
-        let report = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        Ok(serde_json::from_str(&report)?)
+        let read = |name: &str| {
+            let path = self.folder.join(name);
+            fs::read_to_string(&path).with_context(|| path.display().to_string())
+        };
+        let mut report: Value = serde_json::from_str(&read("report.json")?)?;
+        report["losses"] = losses(&read("metrics.jsonl")?).into();
+        Ok(report)
     }
 
     /// The plan, as `tallow plan --json` has it.
@@ -76,6 +82,12 @@ impl Binary {
         });
         command
     }
+}
+
+/// The mean loss of every update.
+fn losses(metrics: &str) -> Vec<f64> {
+    let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64();
+    metrics.lines().filter_map(loss).collect()
 }
 
 /// What a successful process printed.
