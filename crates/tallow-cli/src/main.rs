@@ -145,7 +145,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         }
         _ => {
             let text = error.to_string();
-            let line = text.lines().next().unwrap_or("error");
+            // What is wrong, without the usage after it.
+            let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+            let line = lines.collect::<Vec<_>>().join(" ");
             complain(&format!("{line} (see `tallow --help`)"));
             ExitCode::from(2)
         }

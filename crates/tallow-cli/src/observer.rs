@@ -10,7 +10,9 @@ use crate::{
 use anyhow::{Context, Result};
 use tallow_memory::Meter;
 use tallow_models::Segments;
-use tallow_train::{Checkpoints, Event, Progress, Trainer, optim::Schedule};
+use tallow_train::{
+    CheckpointError, Checkpoints, Error, Event, Progress, Trainer, optim::Schedule,
+};
 
 /// Watches a run.
 pub(crate) struct Observer<'a> {
@@ -39,12 +41,19 @@ impl<'a> Observer<'a> {
         let checkpoints = dir.checkpoints(config)?;
         let mut progress = Progress::START;
         if let (Start::Resume, Some(checkpoints)) = (dir.start, &checkpoints) {
-            let newest = checkpoints.newest().context("--resume")?;
-            for damaged in &newest.passed_over {
-                say!("passed over: {damaged}");
+            match checkpoints.newest() {
+                Err(Error::Checkpoint(CheckpointError::None { .. })) => {
+                    say!("no checkpoint yet: from the beginning");
+                }
+                newest => {
+                    let newest = newest.context("--resume")?;
+                    for damaged in &newest.passed_over {
+                        say!("passed over: {damaged}");
+                    }
+                    progress = trainer.load(&newest.path).context("--resume")?;
+                    say!("going on after update {}", trainer.n_windows());
+                }
             }
-            progress = trainer.load(&newest.path).context("--resume")?;
-            say!("going on after update {} of {}", trainer.n_windows(), dir.folder().display());
         }
         let (n_windows, epoch) = (trainer.n_windows(), progress.cursor.epoch);
         let metrics = Metrics::open(dir.folder(), n_windows, epoch)?;

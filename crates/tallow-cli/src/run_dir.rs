@@ -107,6 +107,11 @@ impl<'a> RunDir<'a> {
         report::write_text(self.folder, PLAN, &(serde_json::to_string_pretty(&chosen)? + "\n"))
     }
 
+    /// Whether the run got so far as to choose.
+    pub(crate) fn has_plan(&self) -> bool {
+        self.folder.join(PLAN).is_file()
+    }
+
     /// What the run chose when it began.
     ///
     /// # Errors

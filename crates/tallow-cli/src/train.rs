@@ -104,7 +104,9 @@ fn train<'a>(
     let dir = RunDir::prepare(place.folder, place.start, config)?;
     work.check()?;
     let (weighed, built) = match place.start {
-        Start::Resume if !place.plans_anew => (vec![dir.read_plan(config, &work.space())?], None),
+        Start::Resume if !place.plans_anew && dir.has_plan() => {
+            (vec![dir.read_plan(config, &work.space())?], None)
+        }
         _ => choose(&work, meter)?,
     };
     let chosen = &weighed[0];

@@ -1,0 +1,201 @@
+//! Runs that are stopped, killed and taken up again.
+#![cfg(unix)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
+
+const N_UPDATES: usize = 24;
+
+/// A small network on small made-up images: dropout-free, but f16 with a dynamic scale, 8-bit moments and
+/// sums over four micro-batches.
+const SETTINGS: [&str; 11] = [
+    "data.source=synthetic",
+    "data.image_size=[12, 12]",
+    "data.n_samples=48",
+    "data.held_out=8",
+    "train.batch=8",
+    "train.accumulate=4",
+    "train.epochs=4",
+    "precision.compute=f16",
+    "optimizer.state=8bit",
+    "checkpoint.every=1",
+    "checkpoint.keep=3",
+];
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tallow-runs-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn tallow(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
+    command.args(arguments).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+    command
+}
+
+fn begin(folder: &Path) -> Command {
+    let mut command = tallow(&["train", "--out"]);
+    command.arg(folder);
+    SETTINGS.iter().for_each(|setting| {
+        command.args(["--set", setting]);
+    });
+    command
+}
+
+fn resume(folder: &Path) -> Command {
+    let mut command = tallow(&["train", "--resume"]);
+    command.arg(folder);
+    command
+}
+
+fn ends(command: &mut Command) -> Output {
+    let output = command.output().expect("starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    output
+}
+
+/// The bytes of a safetensors file after its header, whose metadata are in any order.
+fn tensors(file: &[u8]) -> Vec<u8> {
+    let n_bytes = u64::from_le_bytes(file[..8].try_into().expect("eight bytes"));
+    file[8 + n_bytes as usize..].to_vec()
+}
+
+/// The files of the newest checkpoint, and (update, loss) of every line.
+fn what_is_left(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<(u64, String)>) {
+    let entries = fs::read_dir(folder.join("checkpoints")).expect("checkpoints");
+    let newest = entries.map(|entry| entry.expect("an entry").path()).max().expect("one at least");
+    let read = |name: &str| tensors(&fs::read(newest.join(name)).expect(name));
+    let metrics = fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
+    let line = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).expect("whole lines");
+        Some((value["update"].as_u64()?, value.get("loss")?.to_string()))
+    };
+    let losses = metrics.lines().filter_map(line).collect();
+    (read("weights.safetensors"), read("optimizer.safetensors"), losses)
+}
+
+fn straight(name: &str) -> (Folder, (Vec<u8>, Vec<u8>, Vec<(u64, String)>)) {
+    let folder = Folder::new(name);
+    ends(&mut begin(&folder.0));
+    let left = what_is_left(&folder.0);
+    assert_eq!(left.2.len(), N_UPDATES);
+    (folder, left)
+}
+
+/// Killed without a word at moments that a generator of numbers chooses, also within a save.
+#[test]
+fn a_killed_run_goes_on_to_the_same_bits() {
+    let (_straight, want) = straight("straight");
+    let folder = Folder::new("killed");
+    let (mut n_kills, mut state, mut has_begun) = (0, 1u64, false);
+    loop {
+        let mut command = if has_begun { resume(&folder.0) } else { begin(&folder.0) };
+        let mut run = command.stdout(Stdio::null()).spawn().expect("starts");
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Later each time, so that slow machines come to the end too.
+        let wait = 20 + (state >> 33) % 150 + 20 * n_kills;
+        thread::sleep(Duration::from_millis(wait));
+        if let Some(status) = run.try_wait().expect("a child") {
+            assert!(status.success(), "{status}");
+            break;
+        }
+        run.kill().expect("killed");
+        run.wait().expect("ends");
+        has_begun = folder.0.join("config.toml").is_file();
+        n_kills += 1;
+    }
+    assert!(n_kills > 2, "{n_kills} kills");
+    let got = what_is_left(&folder.0);
+    assert_eq!(got.2, want.2, "losses after {n_kills} kills");
+    assert!(got.0 == want.0, "weights after {n_kills} kills");
+    assert!(got.1 == want.1, "moments after {n_kills} kills");
+}
+
+#[test]
+fn a_signal_saves_and_says_so() {
+    let (_straight, want) = straight("unsignalled");
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let folder = Folder::new(signal);
+        let metrics = folder.0.join("metrics.jsonl");
+        let mut command = begin(&folder.0);
+        // It would go on for long.
+        command.args(["--set", "train.epochs=1000"]);
+        let run = command.stdout(Stdio::piped()).spawn().expect("starts");
+        while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let kill = Command::new("kill").args(["-s", signal, &run.id().to_string()]).status();
+        assert!(kill.expect("sent").success());
+        let output = run.wait_with_output().expect("ends");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains("stopped; `tallow train --resume"), "{said}");
+        // The schedule counts the run's updates, so only the updates before are those of another length.
+        let losses = what_is_left(&folder.0).2;
+        assert!(losses.len() >= 5);
+        let output = ends(tallow(&["train", "--set", "train.epochs=1", "--resume"]).arg(&folder.0));
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("going on after update"), "{said}");
+        assert!(what_is_left(&folder.0).2.len() >= losses.len());
+    }
+    assert_eq!(want.2.len(), N_UPDATES);
+}
+
+fn refused(arguments: &[&str], why: &str) {
+    let output = tallow(arguments).output().expect("starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
+    assert!(complaint.contains(why), "{arguments:?}: {complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+}
+
+#[test]
+fn a_folder_with_checkpoints_is_not_taken_over_by_chance() {
+    let (folder, _) = straight("taken");
+    let path = folder.0.display().to_string();
+    refused(&["train", "--out", &path], "holds the checkpoints of another run");
+    refused(&["train", "--resume", "/no/such/run"], "there is no run");
+    refused(&["train", "--resume", &path, "--out", "x"], "cannot be used with");
+    refused(&["train", "--overwrite"], "--out");
+    refused(&["train", "--set", "checkpoint.every=0"], "checkpoint.every is 0");
+    let none = ["--set", "checkpoint.keep=0", "--set", "checkpoint.every=1"];
+    refused(&[&["train"], &none[..]].concat(), "none would stay");
+    // Another optimizer's moments are named, not taken.
+    let other = ["train", "--resume", &path, "--set", "optimizer.name=lion"];
+    refused(&other, "no longer allows");
+    ends(begin(&folder.0).arg("--overwrite"));
+}
+
+/// Every damaged checkpoint is passed over, and said.
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let (folder, want) = straight("damaged");
+    let entries = fs::read_dir(folder.0.join("checkpoints")).expect("checkpoints");
+    let newest = entries.map(|entry| entry.expect("an entry").path()).max().expect("one");
+    let weights = newest.join("weights.safetensors");
+    let whole = fs::read(&weights).expect("bytes");
+    fs::write(&weights, &whole[..whole.len() / 2]).expect("written");
+    let output = ends(&mut resume(&folder.0));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("passed over") && said.contains("weights.safetensors"), "{said}");
+    let got = what_is_left(&folder.0);
+    assert!(got.0 == want.0 && got.1 == want.1 && got.2 == want.2);
+}
