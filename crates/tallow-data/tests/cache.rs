@@ -131,8 +131,7 @@ fn a_full_disk_stops_the_cache_and_not_the_run() {
 #[test]
 fn another_content_or_run_is_refused() {
     let folder = common::folder("cache-refused");
-    let open =
-        |n, key| DiskCache::open(counted(n).0, &folder, key, u64::MAX).map(|cache| drop(cache));
+    let open = |n, key| DiskCache::open(counted(n).0, &folder, key, u64::MAX).map(drop);
     open(5, 1).unwrap();
     for (n, key) in [(5, 2), (6, 1)] {
         let error = open(n, key).unwrap_err();

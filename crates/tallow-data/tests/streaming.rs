@@ -256,13 +256,8 @@ fn samples_of_all_sizes_stay_within_the_bytes() {
     let samples = Samples::of(source, Sampler::shuffled(5)).unwrap().workers(workers);
     let each = samples.each();
     let scope = ALLOC.scope();
-    let mut run = each.resume(Cursor::epoch(0)).unwrap();
-    let mut n = 0;
-    while let Some(sample) = run.next() {
-        drop(sample.unwrap());
-        n += 1;
-    }
-    assert_eq!(n, 3000);
+    let run = each.resume(Cursor::epoch(0)).unwrap();
+    assert_eq!(run.map(Result::unwrap).count(), 3000);
     let bound_bytes = workers_bytes(workers, 256 << 10) + 3 * (255 << 10) + (256 << 10);
     assert!(scope.peak_bytes() < bound_bytes + 256 * 1024, "{}", scope.peak_bytes());
 }
