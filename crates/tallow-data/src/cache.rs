@@ -108,7 +108,8 @@ const SLOT_BYTES: usize = 24;
 
 /// Bytes on disk for `n_samples`, whose stored forms are `samples_bytes` together.
 pub const fn cache_bytes(n_samples: u64, samples_bytes: u64) -> u64 {
-    HEADER_BYTES + SLOT_BYTES as u64 * n_samples + samples_bytes
+    let slots_bytes = n_samples.saturating_mul(SLOT_BYTES as u64);
+    slots_bytes.saturating_add(HEADER_BYTES).saturating_add(samples_bytes)
 }
 
 impl<S: Source> DiskCache<S>

@@ -53,6 +53,10 @@ pub trait Collate: Send + Sync + 'static {
 
     /// Bytes of a batch of `n_samples` on the device.
     fn batch_bytes(&self, n_samples: u64) -> u64;
+
+    /// Bytes that making it needs beside the samples and the batch, on the host and the device; none
+    /// on the CPU.
+    fn making_bytes(&self, n_samples: u64) -> u64;
 }
 
 /// Images of one size: `[B, C, H, W]` normalised, and classes `[B]`, u32.
@@ -101,6 +105,16 @@ impl Collate for ImageBatches {
         let bytes = self.n_elems().saturating_mul(self.table.bytes_per_elem());
         n_samples.saturating_mul(bytes.saturating_add(4))
     }
+
+    fn making_bytes(&self, n_samples: u64) -> u64 {
+        if self.table.device().is_cpu() {
+            return 0;
+        }
+        // The bytes here and there; of one channel its numbers and its floats.
+        let n_pixels = self.n_elems() / self.dims[0].max(1) as u64;
+        let channel = n_pixels.saturating_mul(4 + self.table.bytes_per_elem());
+        n_samples.saturating_mul(self.n_elems().saturating_mul(2).saturating_add(channel))
+    }
 }
 
 /// Sequences of T + 1 tokens: the first T are the inputs, the last T the targets, `[B, T]`, u32.
@@ -138,6 +152,11 @@ impl Collate for TokenBatches {
 
     fn batch_bytes(&self, n_samples: u64) -> u64 {
         n_samples.saturating_mul(self.seq_tokens as u64).saturating_mul(8)
+    }
+
+    fn making_bytes(&self, n_samples: u64) -> u64 {
+        let copy = n_samples.saturating_mul(self.seq_tokens as u64).saturating_mul(4);
+        if self.device.is_cpu() { 0 } else { copy }
     }
 }
 
@@ -243,7 +262,8 @@ impl<C: Collate> Loader<C> {
     pub fn held_bytes(&self, batch: usize) -> u64 {
         let (batch, sample_bytes) = (batch as u64, self.collate.sample_bytes());
         let samples = workers_bytes(self.loading.workers, sample_bytes);
-        let gathered = group_bytes(batch, sample_bytes);
+        let gathered =
+            group_bytes(batch, sample_bytes).saturating_add(self.collate.making_bytes(batch));
         let batches = ahead_bytes(self.loading.ahead, self.collate.batch_bytes(batch));
         samples.saturating_add(gathered).saturating_add(batches)
     }

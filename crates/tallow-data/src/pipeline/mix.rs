@@ -20,7 +20,7 @@ pub struct Mix<T> {
 
 /// Bytes of a mix whose weights, without their common divisor, add up to `sum_of_weights`.
 pub const fn mix_bytes(sum_of_weights: u64) -> u64 {
-    8 * sum_of_weights
+    sum_of_weights.saturating_mul(8)
 }
 
 /// The most that weights may add up to.
