@@ -56,7 +56,7 @@ macro_rules! stored {
 }
 stored!(u16, u32, u64, i32, i64, f32, f64);
 
-impl Stored for crate::Image {
+impl Stored for crate::LabelledImage {
     fn store(&self, bytes: &mut Vec<u8>) {
         self.dims.iter().for_each(|&dim| bytes.extend((dim as u64).to_le_bytes()));
         bytes.extend(self.label.to_le_bytes());
