@@ -2,7 +2,7 @@ use crate::{
     error::{Error, Result},
     image_set::ImageSet,
     permutation::Permutation,
-    pixels::{Pixels, Table},
+    pixels::{Layout, Pixels, Table},
 };
 use candle_core::Tensor;
 
@@ -180,8 +180,11 @@ impl Batches {
     fn load(&self, first: usize, n_images: usize) -> Result<Batch> {
         let indices = (first..first + n_images).map(|position| self.index(position));
         let images = indices.clone().map(|index| self.set.image(index));
-        let images =
-            self.table.look_up(images, [n_images, 1, self.set.height(), self.set.width()])?;
+        let images = self.table.look_up(
+            images,
+            Layout::ChannelsFirst,
+            [n_images, 1, self.set.height(), self.set.width()],
+        )?;
         let labels: Vec<u32> = indices.map(|index| u32::from(self.set.label(index))).collect();
         let labels = Tensor::from_vec(labels, n_images, self.table.device())?;
         Ok(Batch { inputs: images, targets: labels, first_index: first as u64 })

@@ -56,7 +56,7 @@ macro_rules! stored {
 }
 stored!(u16, u32, u64, i32, i64, f32, f64);
 
-impl Stored for crate::Image {
+impl Stored for crate::LabelledImage {
     fn store(&self, bytes: &mut Vec<u8>) {
         self.dims.iter().for_each(|&dim| bytes.extend((dim as u64).to_le_bytes()));
         bytes.extend(self.label.to_le_bytes());
@@ -108,7 +108,8 @@ const SLOT_BYTES: usize = 24;
 
 /// Bytes on disk for `n_samples`, whose stored forms are `samples_bytes` together.
 pub const fn cache_bytes(n_samples: u64, samples_bytes: u64) -> u64 {
-    HEADER_BYTES + SLOT_BYTES as u64 * n_samples + samples_bytes
+    let slots_bytes = n_samples.saturating_mul(SLOT_BYTES as u64);
+    slots_bytes.saturating_add(HEADER_BYTES).saturating_add(samples_bytes)
 }
 
 impl<S: Source> DiskCache<S>

@@ -106,9 +106,12 @@ pub enum Error {
     /// A sample of another shape than the batch's.
     #[error("a sample of {got:?}, the batch is of {want:?}")]
     SampleShape { got: Vec<usize>, want: Vec<usize> },
-    /// Constants of normalisation that are not one a channel.
-    #[error("{n_means} means and {n_stds} standard deviations for {n_channels} channels")]
-    Channels { n_means: usize, n_stds: usize, n_channels: usize },
+    /// A size that no image can have.
+    #[error("an image cannot be {height} x {width} pixels")]
+    Size { height: usize, width: usize },
+    /// Constants for another number of channels.
+    #[error("{n_channels} channels need as many means and deviations, not {n_means} and {n_stds}")]
+    PerChannel { n_channels: usize, n_means: usize, n_stds: usize },
     /// A folder that cannot be this cache.
     #[error("`{}`: {reason}", path.display())]
     Cache { path: PathBuf, reason: String },

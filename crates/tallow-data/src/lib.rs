@@ -1,23 +1,33 @@
-//! Images with labels, in batches, with a bounded number of bytes.
+//! From any source of samples to the batches of a training loop: constant memory, exact resume.
 //!
-//! An [`ImageSet`] keeps its pixels as they came, one byte each, once: views share them. Its
-//! [`Batches`] hold a cursor and a table of 256 values; a batch is normalised straight into the
-//! asked dtype when it is asked for. The order of an epoch is a function of `(seed, epoch)`
-//! ([`Permutation`]), so a [`Cursor`] is all that a resumed run needs.
+//! A [`Source`] is asked for a sample by its number. [`Samples`] says in which order ([`Sampler`]) and
+//! what is done to each, in threads if asked for; [`Groups`] what they are gathered into; a [`Run`]
+//! hands groups out and knows its [`Cursor`]. A [`Loader`] is all of that as the [`Dataset`] that a
+//! trainer draws from. Nothing is ever held but what is in flight, and that is bounded in bytes.
 //!
-//! *Memory:* the pixels and labels, plus one batch.   *Needs:* candle-core, flate2.
+//! Order and augmentation are functions of `(seed, epoch, index)`: a shuffle needs no list
+//! ([`Permutation`]), threads change nothing, and a [`Cursor`] is all that a resumed run needs. It
+//! counts what the consumer received.
+//!
+//! An [`ImageSet`] keeps images in memory, a byte a pixel, once: views share them.
+//!
+//! *Memory:* samples in the workers, a batch being gathered, batches ahead: each stage has a
+//! `*_bytes` function.   *Needs:* candle-core, flate2.
 //!
 //! # Example
 //! ```
-//! use candle_core::{DType, Device};
-//! use tallow_data::{ImageSet, Order, Pixels, Tail};
+//! use tallow_data::{Ahead, Sampler, Samples, Tail, Workers, pipeline::from_fn};
 //!
-//! let (train, _test) = ImageSet::digits()?.split(9000)?;
-//! let order = Order::Shuffled { seed: 7, epoch: 0 };
-//! let mut batches = train.batches(64, order, Tail::Drop, Pixels::digits(DType::F32, &Device::Cpu))?;
-//! let batch = batches.next().expect("140 batches")?;
-//! assert_eq!(batch.inputs.dims(), [64, 1, 28, 28]);
-//! assert_eq!((batches.n_batches(), batches.cursor().position), (140, 64));
+//! let squares = from_fn(1000, |index| Ok(index * index));
+//! let batches = Samples::of(squares, Sampler::shuffled(7))?
+//!     .map(|square, at| Ok(square as f32 + at.rng().unit()))
+//!     .workers(Workers { n_threads: 2, max_samples: 64, max_bytes: 1 << 20 })
+//!     .batch(32, Tail::Drop)?
+//!     .prefetch(Ahead::ONE);
+//! let mut run = batches.epoch(0)?;
+//! run.next().expect("31 batches")?;
+//! let rest = batches.resume(run.cursor())?; // the very next sample comes next
+//! assert_eq!(rest.count(), 30);
 //! # Ok::<(), tallow_data::Error>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -42,14 +52,19 @@ pub use crate::{
     dataset::{BatchIter, Dataset, Epoch, Images},
     error::{Error, Result},
     image_set::{ImageSet, set_bytes},
-    loader::{Collate, Image, ImageBatches, Loader, Loading, TokenBatches},
+    loader::{Collate, ImageBatches, LabelledImage, Loader, Loading, TokenBatches},
     permutation::Permutation,
     pipeline::{
         Ahead, At, Groups, HeldBytes, OnCorrupt, Run, Sampler, Samples, Shard, Shuffle, Stream,
         Workers,
     },
-    pixels::Pixels,
+    pixels::{Layout, Pixels},
     rng::Rng,
     source::Source,
     synthetic::{Kind, Synthetic},
 };
+
+/// The README's example is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

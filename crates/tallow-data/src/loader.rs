@@ -9,7 +9,7 @@ use crate::{
         Ahead, At, Groups, HeldBytes, OnCorrupt, Sampler, Samples, Shard, Shuffle, Workers,
         ahead_bytes, group_bytes, workers_bytes,
     },
-    pixels::{Pixels, Table},
+    pixels::{Layout, Pixels, Table},
     source::Source,
 };
 use candle_core::{Device, Tensor};
@@ -18,16 +18,16 @@ use std::sync::Arc;
 // B samples of a batch · C channels · H height · W width · T tokens
 /// An image and its class. Its pixels stay bytes until the batch is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
-    /// `[C, H, W]`, row-major.
+pub struct LabelledImage {
+    /// A byte for each channel of each pixel, in the [`Layout`] of the set.
     pub pixels: Vec<u8>,
-    /// C, H, W.
+    /// C, H, W, whatever the layout.
     pub dims: [usize; 3],
     /// The class.
     pub label: u32,
 }
 
-impl HeldBytes for Image {
+impl HeldBytes for LabelledImage {
     fn held_bytes(&self) -> u64 {
         self.pixels.held_bytes()
     }
@@ -53,21 +53,29 @@ pub trait Collate: Send + Sync + 'static {
 
     /// Bytes of a batch of `n_samples` on the device.
     fn batch_bytes(&self, n_samples: u64) -> u64;
+
+    /// Bytes that making it needs beside the samples and the batch, on the host and the device; none
+    /// on the CPU.
+    fn making_bytes(&self, n_samples: u64) -> u64;
 }
 
 /// Images of one size: `[B, C, H, W]` normalised, and classes `[B]`, u32.
 #[derive(Clone, Debug)]
 pub struct ImageBatches {
     dims: [usize; 3],
+    layout: Layout,
     table: Table,
 }
 
 impl ImageBatches {
-    /// Images of `dims`, C, H and W, that become `pixels`.
+    /// Images of `dims`, C, H and W, that lie in `layout` and become `pixels`.
     /// # Errors
-    /// If they cannot be normalised so.
-    pub fn new(dims: [usize; 3], pixels: Pixels) -> Result<Self> {
-        Ok(Self { dims, table: Table::new(pixels, dims[0])? })
+    /// If they cannot be normalised so, or have no pixel or channel.
+    pub fn new(dims: [usize; 3], layout: Layout, pixels: Pixels) -> Result<Self> {
+        if dims.contains(&0) {
+            return Err(Error::Size { height: dims[1], width: dims[2] });
+        }
+        Ok(Self { dims, layout, table: Table::new(pixels, dims[0])? })
     }
 
     fn n_elems(&self) -> u64 {
@@ -76,19 +84,19 @@ impl ImageBatches {
 }
 
 impl Collate for ImageBatches {
-    type Sample = Image;
+    type Sample = LabelledImage;
 
-    fn check(&self, sample: &Image) -> Result<()> {
+    fn check(&self, sample: &LabelledImage) -> Result<()> {
         if sample.dims == self.dims && sample.pixels.len() as u64 == self.n_elems() {
             return Ok(());
         }
         Err(Error::SampleShape { got: sample.dims.to_vec(), want: self.dims.to_vec() })
     }
 
-    fn collate(&self, samples: Vec<Image>) -> Result<(Tensor, Tensor)> {
+    fn collate(&self, samples: Vec<LabelledImage>) -> Result<(Tensor, Tensor)> {
         let (n, [c, h, w]) = (samples.len(), self.dims);
         let images = samples.iter().map(|sample| &sample.pixels[..]);
-        let images = self.table.look_up(images, [n, c, h, w])?;
+        let images = self.table.look_up(images, self.layout, [n, c, h, w])?;
         let labels: Vec<u32> = samples.iter().map(|sample| sample.label).collect();
         Ok((images, Tensor::from_vec(labels, n, self.table.device())?))
     }
@@ -100,6 +108,16 @@ impl Collate for ImageBatches {
     fn batch_bytes(&self, n_samples: u64) -> u64 {
         let bytes = self.n_elems().saturating_mul(self.table.bytes_per_elem());
         n_samples.saturating_mul(bytes.saturating_add(4))
+    }
+
+    fn making_bytes(&self, n_samples: u64) -> u64 {
+        if self.table.device().is_cpu() {
+            return 0;
+        }
+        // The bytes here and there; of one channel its numbers and its floats.
+        let n_pixels = self.n_elems() / self.dims[0].max(1) as u64;
+        let channel = n_pixels.saturating_mul(4 + self.table.bytes_per_elem());
+        n_samples.saturating_mul(self.n_elems().saturating_mul(2).saturating_add(channel))
     }
 }
 
@@ -138,6 +156,11 @@ impl Collate for TokenBatches {
 
     fn batch_bytes(&self, n_samples: u64) -> u64 {
         n_samples.saturating_mul(self.seq_tokens as u64).saturating_mul(8)
+    }
+
+    fn making_bytes(&self, n_samples: u64) -> u64 {
+        let copy = n_samples.saturating_mul(self.seq_tokens as u64).saturating_mul(4);
+        if self.device.is_cpu() { 0 } else { copy }
     }
 }
 
@@ -243,7 +266,8 @@ impl<C: Collate> Loader<C> {
     pub fn held_bytes(&self, batch: usize) -> u64 {
         let (batch, sample_bytes) = (batch as u64, self.collate.sample_bytes());
         let samples = workers_bytes(self.loading.workers, sample_bytes);
-        let gathered = group_bytes(batch, sample_bytes);
+        let gathered =
+            group_bytes(batch, sample_bytes).saturating_add(self.collate.making_bytes(batch));
         let batches = ahead_bytes(self.loading.ahead, self.collate.batch_bytes(batch));
         samples.saturating_add(gathered).saturating_add(batches)
     }
@@ -264,15 +288,15 @@ impl<C: Collate> Dataset for Loader<C> {
 }
 
 impl Source for ImageSet {
-    type Item = Image;
+    type Item = LabelledImage;
 
     fn n_samples(&self) -> u64 {
         self.n_images() as u64
     }
 
-    fn get(&self, index: u64) -> Result<Image> {
+    fn get(&self, index: u64) -> Result<LabelledImage> {
         let index = index as usize;
         let (dims, label) = ([1, self.height(), self.width()], u32::from(self.label(index)));
-        Ok(Image { pixels: self.image(index).to_vec(), dims, label })
+        Ok(LabelledImage { pixels: self.image(index).to_vec(), dims, label })
     }
 }

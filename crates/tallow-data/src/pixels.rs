@@ -28,6 +28,15 @@ impl Pixels {
     }
 }
 
+/// How the bytes of an image lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[C, H, W]`: one channel after another.
+    ChannelsFirst,
+    /// `[H, W, C]`: one pixel after another, as decoders give them.
+    ChannelsLast,
+}
+
 // B images of a batch · C channels · H height · W width
 /// The normalised value of each of the 256 bytes, for each channel or for all, in the dtype asked for:
 /// a batch is one look-up per pixel, rounded once, whatever the dtype.
@@ -47,7 +56,7 @@ impl Table {
         }
         let (n_means, n_stds) = (mean.len(), std.len());
         if [n_means, n_stds].iter().any(|&n| n != 1 && n != n_channels) {
-            return Err(Error::Channels { n_means, n_stds, n_channels });
+            return Err(Error::PerChannel { n_channels, n_means, n_stds });
         }
         let mut values = Vec::new();
         for channel in 0..n_means.max(n_stds) {
@@ -72,22 +81,23 @@ impl Table {
         &self.device
     }
 
-    /// The images `[C, H, W]` one after another, as a tensor of `shape`, `[B, C, H, W]`.
+    /// The images one after another, as a tensor of `shape`, `[B, C, H, W]`.
     pub(crate) fn look_up<'a>(
         &self,
         images: impl Iterator<Item = &'a [u8]>,
+        layout: Layout,
         shape: [usize; 4],
     ) -> Result<Tensor> {
         if !self.device.is_cpu() {
-            return self.look_up_there(images, shape);
+            return self.look_up_there(images, layout, shape);
         }
         let (storage, _) = self.values.storage_and_layout();
-        let Storage::Cpu(table) = &*storage else { unreachable!("the table is on the CPU") };
-        match table {
-            CpuStorage::F64(table) => gather(table, images, shape),
-            CpuStorage::F32(table) => gather(table, images, shape),
-            CpuStorage::F16(table) => gather(table, images, shape),
-            CpuStorage::BF16(table) => gather(table, images, shape),
+        let Storage::Cpu(tables) = &*storage else { unreachable!("the table is on the CPU") };
+        match tables {
+            CpuStorage::F64(tables) => gather(tables, images, layout, shape),
+            CpuStorage::F32(tables) => gather(tables, images, layout, shape),
+            CpuStorage::F16(tables) => gather(tables, images, layout, shape),
+            CpuStorage::BF16(tables) => gather(tables, images, layout, shape),
             _ => Err(Error::Dtype { dtype: self.values.dtype() }),
         }
     }
@@ -97,13 +107,13 @@ impl Table {
     fn look_up_there<'a>(
         &self,
         images: impl Iterator<Item = &'a [u8]>,
+        layout: Layout,
         shape: [usize; 4],
     ) -> Result<Tensor> {
-        let mut bytes = Vec::with_capacity(shape.iter().product());
-        images.for_each(|image| bytes.extend_from_slice(image));
         let [b, c, h, w] = shape;
+        let same: [u8; 256] = std::array::from_fn(|byte| byte as u8);
+        let bytes = Tensor::from_vec(planes(&same, images, layout, shape), &shape, &self.device)?;
         let n_tables = self.values.elem_count() / 256;
-        let bytes = Tensor::from_vec(bytes, &shape, &self.device)?;
         let out = Tensor::zeros(&shape, self.values.dtype(), &self.device)?;
         for channel in 0..c {
             // Not by the bytes: candle takes the largest number of a type as "no index", and gives 0.
@@ -120,16 +130,34 @@ impl Table {
 fn gather<'a, T: WithDType>(
     tables: &[T],
     images: impl Iterator<Item = &'a [u8]>,
+    layout: Layout,
     shape: [usize; 4],
 ) -> Result<Tensor> {
-    let mut elems = Vec::with_capacity(shape.iter().product());
+    Ok(Tensor::from_vec(planes(tables, images, layout, shape), &shape, &Device::Cpu)?)
+}
+
+/// The images channel by channel, each byte replaced by its entry in the channel's table of 256.
+fn planes<'a, T: Copy>(
+    tables: &[T],
+    images: impl Iterator<Item = &'a [u8]>,
+    layout: Layout,
+    [b, c, h, w]: [usize; 4],
+) -> Vec<T> {
+    let mut elems = Vec::with_capacity(b * c * h * w);
     for image in images {
-        let planes = image.chunks_exact((shape[2] * shape[3]).max(1));
-        for (plane, table) in planes.zip(tables.chunks_exact(256).cycle()) {
-            elems.extend(plane.iter().map(|&byte| table[usize::from(byte)]));
+        for (channel, table) in (0..c).zip(tables.chunks_exact(256).cycle()) {
+            let value = |&byte: &u8| table[usize::from(byte)];
+            match layout {
+                Layout::ChannelsFirst => {
+                    elems.extend(image[channel * h * w..][..h * w].iter().map(value));
+                }
+                Layout::ChannelsLast => {
+                    elems.extend(image[channel..].iter().step_by(c).map(value));
+                }
+            }
         }
     }
-    Ok(Tensor::from_vec(elems, &shape, &Device::Cpu)?)
+    elems
 }
 
 fn largest_finite(dtype: DType) -> f64 {
@@ -153,7 +181,9 @@ mod tests {
         let bytes: Vec<u8> = (0..=u8::MAX).collect();
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
             let table = table(dtype, 0.25, 0.5).unwrap();
-            let got = table.look_up([&bytes[..]].into_iter(), [1, 1, 16, 16]).unwrap();
+            let got = table
+                .look_up([&bytes[..]].into_iter(), Layout::ChannelsFirst, [1, 1, 16, 16])
+                .unwrap();
             assert_eq!((got.dtype(), got.dims()), (dtype, &[1, 1, 16, 16][..]));
             let want: Vec<f64> =
                 bytes.iter().map(|&byte| (f64::from(byte) / 255.0 - 0.25) / 0.5).collect();
@@ -171,43 +201,47 @@ mod tests {
         }
     }
 
+    fn assert_same(left: &Tensor, right: &Tensor) {
+        let values = |tensor: &Tensor| {
+            let flat = tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap();
+            flat.to_vec1::<f64>().unwrap()
+        };
+        assert_eq!((left.dims(), left.dtype()), (right.dims(), right.dtype()));
+        assert_eq!(values(left), values(right));
+    }
+
     #[test]
-    fn channels_have_their_own_constants_on_any_device() {
-        let (b, c, h, w) = (2, 3, 4, 5);
-        let bytes: Vec<u8> = (0..b * c * h * w).map(|i| (i * 7) as u8).collect();
+    fn channels_have_their_own_constants_in_any_layout_on_any_device() {
+        let shape @ [b, c, h, w] = [2, 3, 4, 5];
+        let first: Vec<u8> = (0..b * c * h * w).map(|i| (i * 7) as u8).collect();
+        let mut last = vec![0; first.len()];
+        for (i, &byte) in first.iter().enumerate() {
+            let (image, channel, pixel) = (i / (c * h * w), i / (h * w) % c, i % (h * w));
+            last[(image * h * w + pixel) * c + channel] = byte;
+        }
+        assert!(first.contains(&255), "the byte that candle would take for no index");
         for dtype in [DType::F32, DType::BF16] {
-            let pixels = Pixels::imagenet(dtype, &Device::Cpu);
-            for mean in [pixels.mean.clone(), vec![0.5]] {
-                let pixels = Pixels { mean: mean.clone(), ..pixels.clone() };
+            let colours = Pixels::imagenet(dtype, &Device::Cpu);
+            let half_grey = Pixels { mean: vec![0.5], ..colours.clone() };
+            let grey = Pixels { std: vec![0.5], ..half_grey.clone() };
+            for pixels in [colours, half_grey, grey] {
                 let table = Table::new(pixels.clone(), c).unwrap();
-                let got = table.look_up(bytes.chunks_exact(c * h * w), [b, c, h, w]).unwrap();
-                let want: Vec<f64> = bytes
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &byte)| {
-                        let channel = i / (h * w) % c;
-                        let mean = f64::from(mean[channel % mean.len()]);
-                        (f64::from(byte) / 255.0 - mean) / f64::from(pixels.std[channel])
-                    })
-                    .collect();
-                let want = Tensor::from_vec(want, (b, c, h, w), &Device::Cpu).unwrap();
+                let want = first.iter().enumerate().map(|(i, &byte)| {
+                    let channel = i / (h * w) % c;
+                    let mean = pixels.mean[channel % pixels.mean.len()];
+                    let std = pixels.std[channel % pixels.std.len()];
+                    (f64::from(byte) / 255.0 - f64::from(mean)) / f64::from(std)
+                });
+                let want = Tensor::from_vec(want.collect(), &shape, &Device::Cpu).unwrap();
                 let want = want.to_dtype(dtype).unwrap();
-                let difference = |other: &Tensor| {
-                    let difference = got.ne(other).unwrap().to_dtype(DType::U32).unwrap();
-                    difference.sum_all().unwrap().to_scalar::<u32>().unwrap()
-                };
-                assert_eq!(difference(&want), 0);
-                let there = table.look_up_there(bytes.chunks_exact(c * h * w), [b, c, h, w]);
-                assert_eq!(difference(&there.unwrap()), 0);
+                let layouts = [(&first, Layout::ChannelsFirst), (&last, Layout::ChannelsLast)];
+                for (bytes, layout) in layouts {
+                    let images = || bytes.chunks_exact(c * h * w);
+                    assert_same(&table.look_up(images(), layout, shape).unwrap(), &want);
+                    assert_same(&table.look_up_there(images(), layout, shape).unwrap(), &want);
+                }
             }
         }
-        let grey = table(DType::F32, 0.5, 0.5).unwrap();
-        let here = grey.look_up([&bytes[..]].into_iter(), [b, c, h, w]).unwrap();
-        let there = grey.look_up_there([&bytes[..]].into_iter(), [b, c, h, w]).unwrap();
-        assert_eq!(
-            here.flatten_all().unwrap().to_vec1::<f32>().unwrap(),
-            there.flatten_all().unwrap().to_vec1::<f32>().unwrap()
-        );
     }
 
     #[test]
@@ -215,11 +249,11 @@ mod tests {
         let pixels = Pixels::imagenet(DType::F32, &Device::Cpu);
         let error = Table::new(pixels, 1).unwrap_err();
         assert!(
-            matches!(error, Error::Channels { n_means: 3, n_stds: 3, n_channels: 1 }),
+            matches!(error, Error::PerChannel { n_means: 3, n_stds: 3, n_channels: 1 }),
             "{error}"
         );
         let none = Pixels { mean: vec![], ..Pixels::digits(DType::F32, &Device::Cpu) };
-        assert!(matches!(Table::new(none, 1), Err(Error::Channels { n_means: 0, .. })));
+        assert!(matches!(Table::new(none, 1), Err(Error::PerChannel { n_means: 0, .. })));
     }
 
     #[test]

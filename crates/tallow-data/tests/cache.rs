@@ -10,8 +10,8 @@ use std::{
     },
 };
 use tallow_data::{
-    DiskCache, Error, Image, Result, Sampler, Samples, Source, Stored, Tail, Workers, cache_bytes,
-    pipeline::from_fn,
+    DiskCache, Error, LabelledImage, Result, Sampler, Samples, Source, Stored, Tail, Workers,
+    cache_bytes, pipeline::from_fn,
 };
 
 fn sample(index: u64) -> Vec<u32> {
@@ -131,8 +131,7 @@ fn a_full_disk_stops_the_cache_and_not_the_run() {
 #[test]
 fn another_content_or_run_is_refused() {
     let folder = common::folder("cache-refused");
-    let open =
-        |n, key| DiskCache::open(counted(n).0, &folder, key, u64::MAX).map(|cache| drop(cache));
+    let open = |n, key| DiskCache::open(counted(n).0, &folder, key, u64::MAX).map(drop);
     open(5, 1).unwrap();
     for (n, key) in [(5, 2), (6, 1)] {
         let error = open(n, key).unwrap_err();
@@ -168,8 +167,8 @@ fn what_is_stored_comes_back() {
     there_and_back(vec![1.5f32, f32::MIN, -0.0]);
     there_and_back(vec![u64::MAX, 0]);
     there_and_back("words".to_owned());
-    there_and_back(Image { pixels: vec![1, 2, 3, 4, 5, 6], dims: [1, 2, 3], label: 9 });
+    there_and_back(LabelledImage { pixels: vec![1, 2, 3, 4, 5, 6], dims: [1, 2, 3], label: 9 });
     assert_eq!(Vec::<u32>::load(&[1, 2, 3]), None);
     assert_eq!(String::load(&[0xff]), None);
-    assert_eq!(Image::load(&[0; 27]), None);
+    assert_eq!(LabelledImage::load(&[0; 27]), None);
 }

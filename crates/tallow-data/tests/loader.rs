@@ -1,9 +1,9 @@
 //! Any source as the data set of a trainer.
 use candle_core::{DType, Device, Tensor};
 use tallow_data::{
-    Ahead, Batch, Dataset, Error, Image, ImageBatches, ImageSet, Images, Kind, Loader, Loading,
-    OnCorrupt, Order, Pixels, Result, Shard, Source, Synthetic, Tail, TokenBatches, Workers,
-    pipeline::from_fn,
+    Ahead, Batch, Dataset, Error, ImageBatches, ImageSet, Images, Kind, LabelledImage, Layout,
+    Loader, Loading, OnCorrupt, Order, Pixels, Result, Shard, Source, Synthetic, Tail,
+    TokenBatches, Workers, pipeline::from_fn,
 };
 
 const THREADED: Loading = Loading {
@@ -24,7 +24,7 @@ fn pixels() -> Pixels {
 }
 
 fn loader(loading: Loading) -> Loader<ImageBatches> {
-    let collate = ImageBatches::new([1, 2, 3], pixels()).unwrap();
+    let collate = ImageBatches::new([1, 2, 3], Layout::ChannelsFirst, pixels()).unwrap();
     Loader::new(grey(), |image, _| Ok(image), collate, loading)
 }
 
@@ -91,8 +91,8 @@ fn data_sets_resume() {
 #[test]
 fn augmentation_belongs_to_seed_epoch_and_image() {
     let flipped = |loading, epoch| -> Vec<Vec<u32>> {
-        let collate = ImageBatches::new([1, 2, 3], pixels()).unwrap();
-        let flip = |mut image: Image, at: tallow_data::At| {
+        let collate = ImageBatches::new([1, 2, 3], Layout::ChannelsFirst, pixels()).unwrap();
+        let flip = |mut image: LabelledImage, at: tallow_data::At| {
             if at.rng().coin(0.5) {
                 image.pixels.chunks_exact_mut(3).for_each(<[u8]>::reverse);
             }
@@ -129,9 +129,9 @@ fn tokens_are_shifted_by_one() {
 fn a_sample_of_another_shape_is_named() {
     let source = from_fn(10, |index| {
         let n = if index == 4 { 5 } else { 6 };
-        Ok(Image { pixels: vec![0; n], dims: [1, n / 3 + n % 3 / 2, 3], label: 0 })
+        Ok(LabelledImage { pixels: vec![0; n], dims: [1, n / 3 + n % 3 / 2, 3], label: 0 })
     });
-    let collate = ImageBatches::new([1, 2, 3], pixels()).unwrap();
+    let collate = ImageBatches::new([1, 2, 3], Layout::ChannelsFirst, pixels()).unwrap();
     let loader = Loader::new(source, |image, _| Ok(image), collate, THREADED);
     let epoch = loader.epoch(2, Order::Sequential, Tail::Keep).unwrap();
     let results: Vec<Result<Batch>> = epoch.collect();
@@ -149,8 +149,12 @@ fn a_sample_of_another_shape_is_named() {
     let error = epoch.next().unwrap().unwrap_err().to_string();
     assert_eq!(error, "sample 0: a sample of [4], the batch is of [5]");
     assert!(matches!(
-        ImageBatches::new([1, 2, 3], Pixels::imagenet(DType::F32, &Device::Cpu)),
-        Err(Error::Channels { n_channels: 1, .. })
+        ImageBatches::new(
+            [1, 2, 3],
+            Layout::ChannelsFirst,
+            Pixels::imagenet(DType::F32, &Device::Cpu)
+        ),
+        Err(Error::PerChannel { n_channels: 1, .. })
     ));
 }
 
@@ -167,4 +171,12 @@ fn ranks_load_their_share() {
     }
     assert_eq!(labels, 48);
     assert_eq!(Source::n_samples(&grey()), 50);
+}
+
+#[test]
+fn images_without_pixels_are_refused() {
+    for dims in [[1, 0, 5], [1, 5, 0], [0, 5, 5]] {
+        let error = ImageBatches::new(dims, Layout::ChannelsLast, pixels()).unwrap_err();
+        assert!(matches!(error, Error::Size { .. }), "{error}");
+    }
 }

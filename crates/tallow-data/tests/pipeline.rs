@@ -130,6 +130,36 @@ fn dat_5_a_failing_stream_is_heard() {
     }
 }
 
+/// A panic that cannot be caught: what it carries panics again where it is thrown away.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("the cause panics as well");
+    }
+}
+
+#[test]
+fn dat_5_a_dead_worker_is_heard() {
+    for n_threads in [1, 2, 7] {
+        for ahead in [Ahead::NONE, Ahead::ONE] {
+            in_time(move || {
+                let source = from_fn(100, |index| match index {
+                    20 => std::panic::panic_any(Bomb),
+                    index => Ok(index),
+                });
+                let samples = Samples::of(source, Sampler::sequential(0)).unwrap();
+                let batches = samples.workers(workers(n_threads)).batch(4, Tail::Keep).unwrap();
+                let mut run = batches.prefetch(ahead).epoch(0).unwrap();
+                let n_before = run.by_ref().take_while(Result::is_ok).count();
+                // Others may have been busy with samples before it.
+                assert!(n_before <= 5 && run.cursor().position == 4 * n_before as u64);
+                assert!(run.next().is_none());
+            });
+        }
+    }
+}
+
 #[test]
 fn dat_5_dropping_a_full_queue_joins_all_threads() {
     for n_threads in [1, 3, 7] {
@@ -467,8 +497,8 @@ fn a_stream_of_unknown_length_is_sharded_evenly() {
 }
 
 #[test]
-fn order_does_not_wait_for_the_slowest_twice() {
-    // The first sample is the slowest: the others are made meanwhile, and come after it.
+fn a_slow_sample_keeps_its_place() {
+    // The others are made meanwhile, and come after it.
     let source = from_fn(40, |index| {
         if index == 1 {
             thread::sleep(Duration::from_millis(100));

@@ -11,8 +11,9 @@ use std::{
     },
 };
 use tallow_data::{
-    Ahead, Batch, Cursor, Dataset, DiskCache, Error, Groups, Image, ImageBatches, Loader, Loading,
-    OnCorrupt, Order, Pixels, Result, Sampler, Samples, Shard, Shuffle, Source, Tail, Workers,
+    Ahead, Batch, Cursor, Dataset, DiskCache, Error, Groups, ImageBatches, LabelledImage, Layout,
+    Loader, Loading, OnCorrupt, Order, Pixels, Result, Sampler, Samples, Shard, Shuffle, Source,
+    Tail, Workers,
     pipeline::{
         Mix, Pack, Packing, ahead_bytes, bucket_bytes, from_fn, from_iter, group_bytes, mix_bytes,
         packed_bytes, packing_bytes, shuffle_bytes, workers_bytes,
@@ -211,9 +212,11 @@ fn a_mix_holds_its_period() {
 fn a_loader_holds_its_price() {
     let dims = [3, 64, 64];
     let source = from_fn(600, move |index| {
-        Ok(Image { pixels: vec![index as u8; 3 * 64 * 64], dims, label: index as u32 % 10 })
+        Ok(LabelledImage { pixels: vec![index as u8; 3 * 64 * 64], dims, label: index as u32 % 10 })
     });
-    let collate = ImageBatches::new(dims, Pixels::imagenet(DType::F32, &Device::Cpu)).unwrap();
+    let collate =
+        ImageBatches::new(dims, Layout::ChannelsFirst, Pixels::imagenet(DType::F32, &Device::Cpu))
+            .unwrap();
     let loading = Loading {
         seed: 1,
         workers: Workers { n_threads: 2, max_samples: 64, max_bytes: 1 << 20 },
@@ -256,13 +259,8 @@ fn samples_of_all_sizes_stay_within_the_bytes() {
     let samples = Samples::of(source, Sampler::shuffled(5)).unwrap().workers(workers);
     let each = samples.each();
     let scope = ALLOC.scope();
-    let mut run = each.resume(Cursor::epoch(0)).unwrap();
-    let mut n = 0;
-    while let Some(sample) = run.next() {
-        drop(sample.unwrap());
-        n += 1;
-    }
-    assert_eq!(n, 3000);
+    let run = each.resume(Cursor::epoch(0)).unwrap();
+    assert_eq!(run.map(Result::unwrap).count(), 3000);
     let bound_bytes = workers_bytes(workers, 256 << 10) + 3 * (255 << 10) + (256 << 10);
     assert!(scope.peak_bytes() < bound_bytes + 256 * 1024, "{}", scope.peak_bytes());
 }

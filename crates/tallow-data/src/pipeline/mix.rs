@@ -1,3 +1,4 @@
+use super::Stream;
 use crate::{
     error::{Error, Result},
     source::Source,
@@ -13,15 +14,13 @@ use std::sync::Arc;
 /// *Memory:* [`mix_bytes`].
 pub struct Mix<T> {
     sources: Vec<Arc<dyn Source<Item = T>>>,
-    weights: Vec<u32>,
-    /// Of each place in a period: the source, and how many of its samples come before.
-    period: Vec<(u32, u32)>,
+    period: Period,
     n_samples: u64,
 }
 
 /// Bytes of a mix whose weights, without their common divisor, add up to `sum_of_weights`.
 pub const fn mix_bytes(sum_of_weights: u64) -> u64 {
-    8 * sum_of_weights
+    sum_of_weights.saturating_mul(8)
 }
 
 /// The most that weights may add up to.
@@ -53,31 +52,93 @@ impl<T: Send> Mix<T> {
         weights: &[u32],
         n_periods: impl FnOnce(&mut dyn Iterator<Item = (u64, u64)>) -> Option<u64>,
     ) -> Result<Self> {
-        let divisor = weights.iter().copied().fold(0, gcd).max(1);
-        let reduced: Vec<u32> = weights.iter().map(|weight| weight / divisor).collect();
-        let sum: u64 = reduced.iter().map(|&weight| u64::from(weight)).sum();
-        let is_wrong = weights.len() != sources.len() || weights.contains(&0);
-        if is_wrong || sum == 0 || sum > u64::from(MOST) {
-            let (weights, n_sources) = (weights.to_vec(), sources.len());
-            return Err(Error::Weights { weights, n_sources, most: MOST });
-        }
+        let period = Period::new(weights, sources.len())?;
         if sources.iter().any(|source| source.n_samples() == 0) {
             return Err(Error::EmptySet);
         }
-        let mut sizes =
-            sources.iter().zip(&reduced).map(|(source, &w)| (source.n_samples(), u64::from(w)));
-        let n_samples = n_periods(&mut sizes).unwrap_or(0).saturating_mul(sum);
-        let period = spread(&reduced, sum as usize);
-        Ok(Self { sources, weights: reduced, period, n_samples })
+        let weights = period.weights.iter().map(|&weight| u64::from(weight));
+        let mut sizes = sources.iter().map(|source| source.n_samples()).zip(weights);
+        let n_places = period.places.len() as u64;
+        let n_samples = n_periods(&mut sizes).unwrap_or(0).saturating_mul(n_places);
+        Ok(Self { sources, period, n_samples })
     }
 
     fn find(&self, index: u64) -> (&dyn Source<Item = T>, u64) {
-        let n_places = self.period.len() as u64;
-        let (source, before) = self.period[(index % n_places) as usize];
-        let weight = u64::from(self.weights[source as usize]);
-        let source = &*self.sources[source as usize];
-        let number = (index / n_places) * weight + u64::from(before);
+        let (source, number) = self.period.find(index);
+        let source = &*self.sources[source];
         (source, number % source.n_samples())
+    }
+}
+
+/// Several streams in fixed proportions, as one; see [`Mix`]. Ends where the first of them ends.
+pub struct MixStream<T> {
+    streams: Vec<Arc<dyn Stream<Item = T>>>,
+    period: Period,
+}
+
+impl<T: Send> MixStream<T> {
+    /// Of every `sum of weights` samples, `weights[i]` of stream `i`.
+    /// # Errors
+    /// If the weights are not one above 0 each, 65 536 together at most.
+    pub fn new(streams: Vec<Arc<dyn Stream<Item = T>>>, weights: &[u32]) -> Result<Self> {
+        let period = Period::new(weights, streams.len())?;
+        Ok(Self { streams, period })
+    }
+}
+
+impl<T: Send + 'static> Stream for MixStream<T> {
+    type Item = T;
+
+    fn open(&self, epoch: u64, first: u64) -> Result<Box<dyn Iterator<Item = Result<T>> + Send>> {
+        let streams = self.streams.iter().enumerate();
+        let mut opened = streams
+            .map(|(i, stream)| stream.open(epoch, self.period.n_before(i, first)))
+            .collect::<Result<Vec<_>>>()?;
+        let period = self.period.clone();
+        Ok(Box::new((first..).map_while(move |index| opened[period.find(index).0].next())))
+    }
+
+    fn name(&self, index: u64) -> String {
+        let (stream, number) = self.period.find(index);
+        self.streams[stream].name(number)
+    }
+}
+
+/// Which source each sample is of.
+#[derive(Clone)]
+struct Period {
+    weights: Vec<u32>,
+    /// Of each place: the source, and how many of its samples come before.
+    places: Arc<[(u32, u32)]>,
+}
+
+impl Period {
+    fn new(weights: &[u32], n_sources: usize) -> Result<Self> {
+        let divisor = weights.iter().copied().fold(0, gcd).max(1);
+        let reduced: Vec<u32> = weights.iter().map(|weight| weight / divisor).collect();
+        let sum: u64 = reduced.iter().map(|&weight| u64::from(weight)).sum();
+        let is_wrong = weights.len() != n_sources || weights.contains(&0);
+        if is_wrong || sum == 0 || sum > u64::from(MOST) {
+            return Err(Error::Weights { weights: weights.to_vec(), n_sources, most: MOST });
+        }
+        let places = spread(&reduced, sum as usize).into();
+        Ok(Self { weights: reduced, places })
+    }
+
+    /// The source of a sample, and its number there.
+    fn find(&self, index: u64) -> (usize, u64) {
+        let n_places = self.places.len() as u64;
+        let (source, before) = self.places[(index % n_places) as usize];
+        let weight = u64::from(self.weights[source as usize]);
+        (source as usize, (index / n_places) * weight + u64::from(before))
+    }
+
+    /// Samples of `source` before `index`.
+    fn n_before(&self, source: usize, index: u64) -> u64 {
+        let n_places = self.places.len() as u64;
+        let before = &self.places[..(index % n_places) as usize];
+        let n = before.iter().filter(|place| place.0 as usize == source).count();
+        (index / n_places) * u64::from(self.weights[source]) + n as u64
     }
 }
 
@@ -125,14 +186,21 @@ impl<T: Send> Source for Mix<T> {
 
 impl<T> std::fmt::Debug for Mix<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Mix {{ weights: {:?}, n_samples: {} }}", self.weights, self.n_samples)
+        let (weights, n_samples) = (&self.period.weights, self.n_samples);
+        write!(f, "Mix {{ weights: {weights:?}, n_samples: {n_samples} }}")
+    }
+}
+
+impl<T> std::fmt::Debug for MixStream<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MixStream {{ weights: {:?} }}", self.period.weights)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::from_fn;
+    use crate::pipeline::{from_fn, from_iter};
 
     fn sources(sizes: &[u64]) -> Vec<Arc<dyn Source<Item = (usize, u64)>>> {
         let source = |(i, &n)| -> Arc<dyn Source<Item = (usize, u64)>> {
@@ -167,6 +235,23 @@ mod tests {
             |i| (0..20).filter_map(move |index| Some(mix.get(index).unwrap()).filter(|s| s.0 == i));
         let first: Vec<u64> = of(0).map(|sample| sample.1).collect();
         assert_eq!(first, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn streams_mix_alike_from_any_place() {
+        let stream = |i: u64, n: u64| -> Arc<dyn Stream<Item = u64>> {
+            Arc::new(from_iter(move |_| (0..n).map(move |number| Ok(100 * i + number))))
+        };
+        let mix = MixStream::new(vec![stream(0, 20), stream(1, 90)], &[2, 3]).unwrap();
+        let all = |first| -> Vec<u64> { mix.open(0, first).unwrap().map(Result::unwrap).collect() };
+        let whole = all(0);
+        // Ten periods, and what comes before the 21st of the first.
+        assert_eq!(whole.len(), 50 + usize::from(whole[0] >= 100));
+        assert_eq!(whole.iter().filter(|&&sample| sample < 100).count(), 20);
+        for first in 0..=whole.len() {
+            assert_eq!(all(first as u64), whole[first..]);
+        }
+        assert_eq!(mix.name(5), format!("sample {}", whole[5] % 100));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use self::{
     fault::{OnCorrupt, Skip},
     groups::{Groups, Run},
     held::HeldBytes,
-    mix::{Mix, mix_bytes},
+    mix::{Mix, MixStream, mix_bytes},
     order::{Sampler, Shard, Shuffle, shuffle_bytes},
     pack::{IGNORED, Pack, Packed, PackedBatch, Packing, packed_bytes, packing_bytes},
     pool::{Workers, workers_bytes},

@@ -39,7 +39,7 @@ pub enum Shuffle {
 /// Bytes that [`Shuffle::Window`] holds over a stream whose largest sample has `sample_bytes`; over a
 /// source it holds numbers, 40 bytes each.
 pub const fn shuffle_bytes(n_samples: u64, sample_bytes: u64) -> u64 {
-    n_samples * (sample_bytes + 64)
+    n_samples.saturating_mul(sample_bytes.saturating_add(64))
 }
 
 /// The part of an epoch that one of `n_ranks` visits: of the order, the places `rank`,

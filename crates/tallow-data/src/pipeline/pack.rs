@@ -58,17 +58,19 @@ pub struct Packed {
 
 /// Bytes of `n` packed sequences, on the host or as tensors: 20 a token.
 pub const fn packed_bytes(n: u64, seq_tokens: u64) -> u64 {
-    20 * n * seq_tokens
+    n.saturating_mul(seq_tokens).saturating_mul(20)
 }
 
 /// Bytes that packing holds beside the sequence it makes: the document that is being cut, or a window
 /// of documents, 160 bytes more for each.
 pub const fn packing_bytes(packing: Packing, longest_tokens: u64, mean_tokens: u64) -> u64 {
     match packing {
-        Packing::Split { .. } => 4 * longest_tokens,
+        Packing::Split { .. } => longest_tokens.saturating_mul(4),
         Packing::Whole { window_tokens } => {
-            let n_documents = window_tokens / if mean_tokens == 0 { 1 } else { mean_tokens } + 1;
-            4 * (window_tokens + longest_tokens) + 160 * n_documents
+            let mean_tokens = if mean_tokens == 0 { 1 } else { mean_tokens };
+            let n_documents = (window_tokens / mean_tokens).saturating_add(1);
+            let tokens = window_tokens.saturating_add(longest_tokens);
+            tokens.saturating_mul(4).saturating_add(n_documents.saturating_mul(160))
         }
     }
 }

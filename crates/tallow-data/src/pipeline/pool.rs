@@ -144,6 +144,9 @@ fn work<T: HeldBytes>(queue: &Queue<T>) {
         // May read from a stream: the consumer can take samples meanwhile.
         let ticket = caught(|| Ok(tickets.next()));
         let mut state = lock(&queue.state);
+        if state.ended {
+            return; // The consumer left meanwhile.
+        }
         let number = state.first + state.slots.len() as u64;
         match ticket {
             Ok(Some(ticket)) => {
@@ -184,7 +187,10 @@ impl<T> Queue<T> {
         if let Some(slot) = place.and_then(|place| state.slots.get_mut(place)) {
             *slot = Some((made, bytes));
         }
-        self.ready.notify_all();
+        // The consumer waits for the first only.
+        if place == Some(0) {
+            self.ready.notify_all();
+        }
         self.room.notify_all();
     }
 }

@@ -71,7 +71,18 @@ impl<T: HeldBytes + Send + 'static> Prefetch<T> {
     }
 }
 
+/// Tells the consumer that nothing comes any more, however the thread ended.
+struct Ended<'a, T>(&'a Queue<T>);
+
+impl<T> Drop for Ended<'_, T> {
+    fn drop(&mut self) {
+        lock(&self.0.state).ended = true;
+        self.0.ready.notify_all();
+    }
+}
+
 fn make<T: HeldBytes>(mut groups: Flow<T>, queue: &Queue<T>, ahead: Ahead) {
+    let _ended = Ended(queue);
     loop {
         // Room first, then the work: what is in the making counts.
         let mut state = lock(&queue.state);

@@ -195,7 +195,7 @@ mod tests {
         assert!(Arc::ptr_eq(&source.get(1).unwrap(), &words[1]));
         let rows = Rows::new(&[1u8, 2, 3, 4, 5, 6][..], 2).unwrap();
         assert_eq!((rows.n_samples(), rows.get(2).unwrap()), (3, vec![5, 6]));
-        assert_eq!((&rows).name(2), "sample 2");
+        assert_eq!(<&Rows<_> as Source>::name(&&rows, 2), "sample 2");
         for row in [0, 4, 7] {
             let error = Rows::new(vec![0u8; 6], row).unwrap_err();
             assert!(matches!(error, Error::Rows { n_elems: 6, .. }), "{error}");
