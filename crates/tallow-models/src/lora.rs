@@ -130,7 +130,14 @@ impl Lora {
     }
 
     /// PEFT's `adapter_config.json`; a target with a `*` is written as the names it stands for.
-    pub fn to_peft(&self, linears: &[LinearSize], layout: WeightLayout) -> HfValue {
+    /// `also_trained` are the layers that train whole beside the adapters, such as
+    /// [`VitConfig::LORA_ALSO_TRAINS`](crate::VitConfig::LORA_ALSO_TRAINS).
+    pub fn to_peft(
+        &self,
+        linears: &[LinearSize],
+        layout: WeightLayout,
+        also_trained: &[&str],
+    ) -> HfValue {
         let mut targets = Vec::new();
         for target in &self.targets {
             let stands_for = linears.iter().map(|l| l.name.as_str()).filter(|l| names(target, l));
@@ -140,6 +147,10 @@ impl Lora {
             };
             targets.extend(all.into_iter().map(HfValue::from));
         }
+        let also_trained = match also_trained {
+            [] => HfValue::Null,
+            names => HfValue::List(names.iter().map(|&name| name.into()).collect()),
+        };
         HfValue::map([
             ("peft_type", "LORA".into()),
             ("base_model_name_or_path", HfValue::Null),
@@ -150,13 +161,15 @@ impl Lora {
             ("target_modules", HfValue::List(targets)),
             ("fan_in_fan_out", (layout == WeightLayout::InOut).into()),
             ("bias", "none".into()),
+            ("modules_to_save", also_trained),
         ])
     }
 
     /// From PEFT's `adapter_config.json`; the seed of dropout is this crate's own and 0.
+    /// `also_trained` as in [`Lora::to_peft`].
     /// # Errors
     /// If a field is missing or asks for what this crate has not.
-    pub fn from_peft(config: &HfValue) -> Result<Self> {
+    pub fn from_peft(config: &HfValue, also_trained: &[&str]) -> Result<Self> {
         config.one_of("peft_type", &["LORA"])?;
         config.one_of("bias", &["none"])?;
         for name in ["use_dora", "lora_bias", "use_qalora"] {
@@ -164,7 +177,21 @@ impl Lora {
                 return Err(refuse(name, config.get(name), "false or absent"));
             }
         }
-        for name in ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"] {
+        let saved = config.get("modules_to_save");
+        match (saved, also_trained) {
+            (None, _) => (),
+            (Some(HfValue::List(names)), also)
+                if names.len() == also.len() && also.iter().all(|&n| names.contains(&n.into())) => {
+            }
+            _ => {
+                return Err(refuse(
+                    "modules_to_save",
+                    saved,
+                    &format!("absent or {also_trained:?}"),
+                ));
+            }
+        }
+        for name in ["rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern"] {
             match config.get(name) {
                 None => (),
                 Some(HfValue::Map(fields)) if fields.is_empty() => (),

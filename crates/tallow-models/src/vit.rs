@@ -52,6 +52,8 @@ impl VitConfig {
     pub const PREFIX: &str = "";
     /// How its linear weights lie.
     pub const LAYOUT: WeightLayout = WeightLayout::OutIn;
+    /// What trains whole beside adapters: a new task needs a new classifier.
+    pub const LORA_ALSO_TRAINS: &[&str] = &["classifier"];
 
     /// ViT-B/16 for images of 224 x 224, 86M parameters.
     pub fn base16(classes: usize) -> Self {
@@ -211,7 +213,10 @@ impl VitConfig {
     }
 
     /// Builds the model of constants from `base`, with trainable adapters from `adapters`. The
-    /// classifier, which a new task needs anew, comes from `adapters` too and trains.
+    /// classifier comes from `adapters` too and trains ([`VitConfig::LORA_ALSO_TRAINS`]).
+    ///
+    /// Adapters are named after `transformers` 4; PEFT with version 5 knows the same layers by other
+    /// names (`vit.layers.0.attention.q_proj`), and maps only those of whole models.
     /// # Errors
     /// As [`VitConfig::build`] and [`Lora::check`].
     pub fn build_lora<'a>(

@@ -177,7 +177,7 @@ struct Adapted {
 
 fn adapt(case: &str) -> Adapted {
     let lora =
-        Lora::from_peft(&config(&format!("{case}_lora"), "adapter_config.json")).expect(case);
+        Lora::from_peft(&config(&format!("{case}_lora"), "adapter_config.json"), &[]).expect(case);
     let hf = config(case, "config.json");
     let (base, adapters) = (Params::new(3), Params::new(4));
     let (b, a) =
@@ -228,7 +228,7 @@ fn adapters_load_compute_the_same_train_merge_and_are_written_again() {
         lora.save(&adapters, &to.join("adapter_model.safetensors"), prefix).expect(case);
         let seen = [("inputs", step.get("inputs").clone()), ("logits", logits.clone())];
         let seen = seen.map(|(name, x)| (name.to_string(), x)).into();
-        write(&to, &lora.to_peft(&linears, layout), "adapter_config.json", &seen);
+        write(&to, &lora.to_peft(&linears, layout, &[]), "adapter_config.json", &seen);
 
         // Merged into the base, a plain model computes the same; 1e-5 is 100 roundings in f32.
         let merged = lora.merge(&base, &adapters, layout).expect(case);
