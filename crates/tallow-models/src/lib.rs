@@ -1,8 +1,11 @@
 //! Networks built from tallow's layers, under the parameter names of torchvision and Hugging Face,
 //! each also as a chain of [`Segments`] for recomputation.
 //!
-//! *Memory:* parameters and running statistics; [`ResNetConfig::n_params`] prices them before the
-//! model is built. *Needs:* candle and `tallow-tensor`.
+//! [`ResNet`], [`Gpt2`], [`Llama`], [`Vit`]; [`Lora`] adapters on the last three; configurations
+//! ([`HfValue`]) and [`weights`] of Hugging Face both ways; [`generate`] for a look at samples.
+//!
+//! *Memory:* parameters and running statistics; `n_params` of each configuration prices them before
+//! the model is built. *Needs:* candle, `tallow-tensor`, safetensors and a reader of their headers.
 //!
 //! ```
 //! use candle_core::{DType, Device, ModuleT, Tensor};
@@ -44,3 +47,8 @@ pub use rope::RopeScaling;
 pub use segments::{Score, Segments, Whole};
 pub use text::{Cache, Decoder};
 pub use vit::{Vit, VitConfig};
+
+/// The README's examples are compiled too.
+#[doc = include_str!("../README.md")]
+#[cfg(doctest)]
+struct Readme;
