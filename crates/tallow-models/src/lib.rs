@@ -41,7 +41,7 @@ pub use generate::{Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use hf::HfValue;
 pub use llama::{Llama, LlamaConfig};
-pub use lora::{LinearSize, Lora, PEFT_PREFIX, WeightLayout, frozen};
+pub use lora::{LinearSize, Lora, WeightLayout, frozen};
 pub use resnet::{Block, ResNet, ResNetConfig, Stem};
 pub use rope::RopeScaling;
 pub use segments::{Score, Segments, Whole};

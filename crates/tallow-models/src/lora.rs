@@ -5,15 +5,10 @@
 use crate::{
     error::{Error, Result, at_least_one, dropout_range, positive},
     hf::{HfValue, refuse},
-    weights,
 };
 use candle_core::{DType, Device, ModuleT, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use std::path::Path;
 use tallow_tensor::{layers::Dropout, ops};
-
-/// What PEFT puts before the names of a base model.
-pub const PEFT_PREFIX: &str = "base_model.model.";
 
 /// Which linear layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +38,18 @@ pub struct LinearSize {
     pub out_features: usize,
 }
 
+impl LinearSize {
+    /// Elements of its weight.
+    pub(crate) fn n_elems(&self) -> u64 {
+        elems(&[self.in_features, self.out_features])
+    }
+}
+
+/// Elements of a shape; the largest number where there are more, for sizes are a user's.
+pub(crate) fn elems(dims: &[usize]) -> u64 {
+    dims.iter().fold(1, |n, &dim| n.saturating_mul(dim as u64))
+}
+
 /// How a linear layer's weight lies in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightLayout {
@@ -67,7 +74,10 @@ impl Lora {
     /// Number of trainable elements on these linear layers.
     pub fn n_params(&self, linears: &[LinearSize]) -> u64 {
         let adapted = linears.iter().filter(|linear| self.adapts(&linear.name));
-        adapted.map(|l| (self.rank * (l.in_features + l.out_features)) as u64).sum()
+        let elems = |l: &LinearSize| {
+            elems(&[self.rank, l.in_features]).saturating_add(elems(&[self.rank, l.out_features]))
+        };
+        adapted.map(elems).fold(0, u64::saturating_add)
     }
 
     /// Refuses what cannot be built on these linear layers.
@@ -119,14 +129,6 @@ impl Lora {
             merged.push(layer.to_string());
         }
         Ok(merged)
-    }
-
-    /// Writes adapters to `path` under PEFT's names: [`PEFT_PREFIX`], the model's own `prefix`, and
-    /// theirs.
-    /// # Errors
-    /// As [`weights::save`].
-    pub fn save(&self, adapters: &[(String, Var)], path: &Path, prefix: &str) -> Result<()> {
-        weights::save(adapters, path, &format!("{PEFT_PREFIX}{prefix}"))
     }
 
     /// PEFT's `adapter_config.json`; a target with a `*` is written as the names it stands for.
