@@ -197,5 +197,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("passed over") && said.contains("weights.safetensors"), "{said}");
     let got = what_is_left(&folder.0);
-    assert!(got.0 == want.0 && got.1 == want.1 && got.2 == want.2);
+    assert_eq!(got.2, want.2, "losses");
+    assert!(got.0 == want.0, "weights: {said}");
+    assert!(got.1 == want.1, "moments");
 }

@@ -106,6 +106,40 @@ fn add_relu_rounds_once() {
 }
 
 #[test]
+fn swiglu_is_its_formula_and_rounds_once() {
+    for n in SIZES {
+        let [gate, up, dout] = [1, 2, 3].map(|seed| values(seed, n));
+        let silu = |g: f64| g / (1.0 + (-g).exp());
+        let of = |gate: &[f64], up: &[f64]| -> Vec<f64> {
+            gate.iter().zip(up).map(|(&g, u)| silu(g) * u).collect()
+        };
+        let (mut out, mut dgate) = (vec![0.0; n], vec![0.0; n]);
+        swiglu(&mut out, &gate, &up);
+        assert_close("swiglu", &out, &of(&gate, &up), Tol::Rel(1e-14));
+        swiglu_backward_gate(&mut dgate, &gate, &up, &dout);
+        let loss = |gate: &[f64]| of(gate, &up).iter().zip(&dout).map(|(o, d)| o * d).sum();
+        let want = central_difference(loss, &gate, STEP);
+        assert_close("swiglu_backward_gate", &dgate, &want, DIFFERENCE);
+        let [gate, up, dout] = [gate, up, dout].map(|x| to::<bf16>(&x));
+        let wide = |x: &[bf16]| to::<f32>(&f64s(x));
+        let (mut half, mut full) = (vec![bf16::ZERO; n], vec![0f32; n]);
+        swiglu(&mut half, &gate, &up);
+        swiglu(&mut full, &wide(&gate), &wide(&up));
+        assert_close("swiglu", &f64s(&half), &f64s(&to::<bf16>(&widen(&full))), Tol::Exact);
+        swiglu_backward_gate(&mut half, &gate, &up, &dout);
+        swiglu_backward_gate(&mut full, &wide(&gate), &wide(&up), &wide(&dout));
+        assert_close("gate", &f64s(&half), &f64s(&to::<bf16>(&widen(&full))), Tol::Exact);
+    }
+}
+
+#[test]
+fn a_table_from_a_later_token_is_the_rest_of_the_whole() {
+    let (cos, sin) = rope_table::<f64>(9, 6, 100.0);
+    let part = rope_table_of::<f64>(4, 5, &rope_frequencies(6, 100.0));
+    assert_eq!(part, (cos[4 * 3..].to_vec(), sin[4 * 3..].to_vec()));
+}
+
+#[test]
 fn rope_matches_pytorch() {
     let reference = Reference::load();
     for (style, name) in [(Rope::Half, "rope_half"), (Rope::Interleaved, "rope_interleaved")] {

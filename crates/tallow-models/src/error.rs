@@ -212,3 +212,12 @@ pub(crate) fn dropout_range(name: &'static str, found: f64) -> Result<()> {
     }
     Err(Error::Range { name, found, expected: "at least 0 and below 1" })
 }
+
+/// Refuses more parameters than memory has addresses; products of sizes then do not wrap around.
+pub(crate) fn addressable(n_params: u64) -> Result<()> {
+    if n_params < 1 << 60 {
+        return Ok(());
+    }
+    let (name, found) = ("number of parameters", n_params as f64);
+    Err(Error::Range { name, found, expected: "below 2^60" })
+}

@@ -3,9 +3,9 @@
 // B batch · T tokens · D model · H heads · V vocabulary
 
 use crate::{
-    error::{self, at_least_one, divides, dropout_range},
+    error::{self, addressable, at_least_one, divides, dropout_range},
     hf::{HfValue, refuse},
-    lora::{LinearSize, Lora, Projection, Source, WeightLayout},
+    lora::{LinearSize, Lora, Projection, Source, WeightLayout, elems},
     segments::{Score, Segments},
     text::{self, Cache, Decoder},
 };
@@ -60,9 +60,15 @@ impl Gpt2Config {
 
     /// Number of trainable elements, without building the model. The head is the token embedding.
     pub fn n_params(&self) -> u64 {
-        let d = self.model_dim as u64;
-        let block = 12 * d * d + 13 * d;
-        (self.vocab + self.context) as u64 * d + self.n_layers as u64 * block + 2 * d
+        let d = self.model_dim;
+        // One block stands for all: their number is a user's.
+        let block = Self { n_layers: 1, ..self.clone() }.linears();
+        let block = block.iter().flat_map(|l| [l.n_elems(), l.out_features as u64]);
+        let block = block.fold(0, u64::saturating_add);
+        let blocks = block.saturating_mul(self.n_layers as u64);
+        let tables = [elems(&[self.vocab, d]), elems(&[self.context, d])];
+        let norms = [elems(&[4, self.n_layers, d]), elems(&[2, d])];
+        tables.into_iter().chain(norms).fold(blocks, u64::saturating_add)
     }
 
     /// From the value of a `config.json`; the seed of dropout is this crate's own and 0. Dropout of
@@ -87,8 +93,9 @@ impl Gpt2Config {
             return Err(refuse("layer_norm_epsilon", found, "0.00001 or absent"));
         }
         let model_dim = config.size("n_embd")?;
-        if config.size_or("n_inner", Some(4 * model_dim))? != 4 * model_dim {
-            let expected = format!("{} (four times n_embd) or absent", 4 * model_dim);
+        let hidden_dim = model_dim.saturating_mul(4);
+        if config.size_or("n_inner", Some(hidden_dim))? != hidden_dim {
+            let expected = format!("{hidden_dim} (four times n_embd) or absent");
             return Err(refuse("n_inner", config.get("n_inner"), &expected));
         }
         let dropout = config.number_or("resid_pdrop", 0.1)?;
@@ -138,17 +145,18 @@ impl Gpt2Config {
             ("n_heads", self.n_heads),
         ])?;
         divides(("n_heads", self.n_heads), ("model_dim", self.model_dim))?;
-        dropout_range("dropout", self.dropout)
+        dropout_range("dropout", self.dropout)?;
+        addressable(self.n_params())
     }
 
     /// The linear layers that a LoRA may adapt.
     pub fn linears(&self) -> Vec<LinearSize> {
         let d = self.model_dim;
         let of_block = [
-            ("attn.c_attn", d, 3 * d),
+            ("attn.c_attn", d, d.saturating_mul(3)),
             ("attn.c_proj", d, d),
-            ("mlp.c_fc", d, 4 * d),
-            ("mlp.c_proj", 4 * d, d),
+            ("mlp.c_fc", d, d.saturating_mul(4)),
+            ("mlp.c_proj", d.saturating_mul(4), d),
         ];
         let block = |i: usize| {
             of_block.map(|(name, in_features, out_features)| LinearSize {

@@ -1,8 +1,11 @@
 //! Networks built from tallow's layers, under the parameter names of torchvision and Hugging Face,
 //! each also as a chain of [`Segments`] for recomputation.
 //!
-//! *Memory:* parameters and running statistics; [`ResNetConfig::n_params`] prices them before the
-//! model is built. *Needs:* candle and `tallow-tensor`.
+//! [`ResNet`], [`Gpt2`], [`Llama`], [`Vit`]; [`Lora`] adapters on the last three; configurations
+//! ([`HfValue`]) and [`weights`] of Hugging Face both ways; [`generate`] for a look at samples.
+//!
+//! *Memory:* parameters and running statistics; `n_params` of each configuration prices them before
+//! the model is built. *Needs:* candle, `tallow-tensor`, safetensors and a reader of their headers.
 //!
 //! ```
 //! use candle_core::{DType, Device, ModuleT, Tensor};
@@ -38,9 +41,14 @@ pub use generate::{Sampling, generate};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use hf::HfValue;
 pub use llama::{Llama, LlamaConfig};
-pub use lora::{LinearSize, Lora, PEFT_PREFIX, WeightLayout, frozen};
+pub use lora::{LinearSize, Lora, WeightLayout, frozen};
 pub use resnet::{Block, ResNet, ResNetConfig, Stem};
 pub use rope::RopeScaling;
 pub use segments::{Score, Segments, Whole};
 pub use text::{Cache, Decoder};
 pub use vit::{Vit, VitConfig};
+
+/// The README's examples are compiled too.
+#[doc = include_str!("../README.md")]
+#[cfg(doctest)]
+struct Readme;

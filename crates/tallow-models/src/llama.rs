@@ -3,9 +3,9 @@
 // B batch · T tokens · D model · H query heads · G key-value heads · V vocabulary
 
 use crate::{
-    error::{self, at_least_one, divides, positive},
+    error::{self, addressable, at_least_one, divides, positive},
     hf::{HfValue, refuse},
-    lora::{LinearSize, Lora, Projection, Source, WeightLayout},
+    lora::{LinearSize, Lora, Projection, Source, WeightLayout, elems},
     rope::RopeScaling,
     segments::{Score, Segments},
     text::{self, Cache, Decoder},
@@ -164,13 +164,14 @@ impl LlamaConfig {
         }
         positive("norm_eps", self.norm_eps)?;
         positive("rope_theta", self.rope_theta)?;
-        self.rope_scaling.check()
+        self.rope_scaling.check()?;
+        addressable(self.n_params())
     }
 
     /// The linear layers that a LoRA may adapt.
     pub fn linears(&self) -> Vec<LinearSize> {
         let (d, f) = (self.model_dim, self.hidden_dim);
-        let (q, kv) = (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let [q, kv] = [self.n_heads, self.n_kv_heads].map(|n| n.saturating_mul(self.head_dim));
         let of_block = [
             ("self_attn.q_proj", d, q),
             ("self_attn.k_proj", d, kv),
@@ -191,16 +192,18 @@ impl LlamaConfig {
 
     /// Number of trainable elements, without building the model.
     pub fn n_params(&self) -> u64 {
-        let bias = |linear: &LinearSize| {
-            let has =
-                if linear.name.contains(".mlp.") { self.mlp_bias } else { self.attention_bias };
-            if has { linear.out_features } else { 0 }
+        let bias = |l: &LinearSize| {
+            let has = if l.name.contains(".mlp.") { self.mlp_bias } else { self.attention_bias };
+            if has { l.out_features as u64 } else { 0 }
         };
-        let linears = self.linears();
-        let linear = |l: &LinearSize| (l.in_features * l.out_features + bias(l)) as u64;
-        let tables = if self.tied { 1 } else { 2 } * (self.vocab * self.model_dim) as u64;
-        let norms = ((2 * self.n_layers + 1) * self.model_dim) as u64;
-        tables + norms + linears.iter().map(linear).sum::<u64>()
+        // One block stands for all: their number is a user's.
+        let block = Self { n_layers: 1, ..self.clone() }.linears();
+        let block = block.iter().flat_map(|l| [l.n_elems(), bias(l)]).fold(0, u64::saturating_add);
+        let blocks = block.saturating_mul(self.n_layers as u64);
+        let tables = elems(&[if self.tied { 1 } else { 2 }, self.vocab, self.model_dim]);
+        let norms =
+            elems(&[2, self.n_layers, self.model_dim]).saturating_add(self.model_dim as u64);
+        [blocks, tables, norms].into_iter().fold(0, u64::saturating_add)
     }
 
     /// Builds the model.

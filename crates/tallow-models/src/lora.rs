@@ -5,15 +5,10 @@
 use crate::{
     error::{Error, Result, at_least_one, dropout_range, positive},
     hf::{HfValue, refuse},
-    weights,
 };
 use candle_core::{DType, Device, ModuleT, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use std::path::Path;
 use tallow_tensor::{layers::Dropout, ops};
-
-/// What PEFT puts before the names of a base model.
-pub const PEFT_PREFIX: &str = "base_model.model.";
 
 /// Which linear layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +38,18 @@ pub struct LinearSize {
     pub out_features: usize,
 }
 
+impl LinearSize {
+    /// Elements of its weight.
+    pub(crate) fn n_elems(&self) -> u64 {
+        elems(&[self.in_features, self.out_features])
+    }
+}
+
+/// Elements of a shape; the largest number where there are more, for sizes are a user's.
+pub(crate) fn elems(dims: &[usize]) -> u64 {
+    dims.iter().fold(1, |n, &dim| n.saturating_mul(dim as u64))
+}
+
 /// How a linear layer's weight lies in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightLayout {
@@ -67,7 +74,10 @@ impl Lora {
     /// Number of trainable elements on these linear layers.
     pub fn n_params(&self, linears: &[LinearSize]) -> u64 {
         let adapted = linears.iter().filter(|linear| self.adapts(&linear.name));
-        adapted.map(|l| (self.rank * (l.in_features + l.out_features)) as u64).sum()
+        let elems = |l: &LinearSize| {
+            elems(&[self.rank, l.in_features]).saturating_add(elems(&[self.rank, l.out_features]))
+        };
+        adapted.map(elems).fold(0, u64::saturating_add)
     }
 
     /// Refuses what cannot be built on these linear layers.
@@ -121,16 +131,15 @@ impl Lora {
         Ok(merged)
     }
 
-    /// Writes adapters to `path` under PEFT's names: [`PEFT_PREFIX`], the model's own `prefix`, and
-    /// theirs.
-    /// # Errors
-    /// As [`weights::save`].
-    pub fn save(&self, adapters: &[(String, Var)], path: &Path, prefix: &str) -> Result<()> {
-        weights::save(adapters, path, &format!("{PEFT_PREFIX}{prefix}"))
-    }
-
     /// PEFT's `adapter_config.json`; a target with a `*` is written as the names it stands for.
-    pub fn to_peft(&self, linears: &[LinearSize], layout: WeightLayout) -> HfValue {
+    /// `also_trained` are the layers that train whole beside the adapters, such as
+    /// [`VitConfig::LORA_ALSO_TRAINS`](crate::VitConfig::LORA_ALSO_TRAINS).
+    pub fn to_peft(
+        &self,
+        linears: &[LinearSize],
+        layout: WeightLayout,
+        also_trained: &[&str],
+    ) -> HfValue {
         let mut targets = Vec::new();
         for target in &self.targets {
             let stands_for = linears.iter().map(|l| l.name.as_str()).filter(|l| names(target, l));
@@ -140,6 +149,10 @@ impl Lora {
             };
             targets.extend(all.into_iter().map(HfValue::from));
         }
+        let also_trained = match also_trained {
+            [] => HfValue::Null,
+            names => HfValue::List(names.iter().map(|&name| name.into()).collect()),
+        };
         HfValue::map([
             ("peft_type", "LORA".into()),
             ("base_model_name_or_path", HfValue::Null),
@@ -150,13 +163,15 @@ impl Lora {
             ("target_modules", HfValue::List(targets)),
             ("fan_in_fan_out", (layout == WeightLayout::InOut).into()),
             ("bias", "none".into()),
+            ("modules_to_save", also_trained),
         ])
     }
 
     /// From PEFT's `adapter_config.json`; the seed of dropout is this crate's own and 0.
+    /// `also_trained` as in [`Lora::to_peft`].
     /// # Errors
     /// If a field is missing or asks for what this crate has not.
-    pub fn from_peft(config: &HfValue) -> Result<Self> {
+    pub fn from_peft(config: &HfValue, also_trained: &[&str]) -> Result<Self> {
         config.one_of("peft_type", &["LORA"])?;
         config.one_of("bias", &["none"])?;
         for name in ["use_dora", "lora_bias", "use_qalora"] {
@@ -164,7 +179,21 @@ impl Lora {
                 return Err(refuse(name, config.get(name), "false or absent"));
             }
         }
-        for name in ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"] {
+        let saved = config.get("modules_to_save");
+        match (saved, also_trained) {
+            (None, _) => (),
+            (Some(HfValue::List(names)), also)
+                if names.len() == also.len() && also.iter().all(|&n| names.contains(&n.into())) => {
+            }
+            _ => {
+                return Err(refuse(
+                    "modules_to_save",
+                    saved,
+                    &format!("absent or {also_trained:?}"),
+                ));
+            }
+        }
+        for name in ["rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern"] {
             match config.get(name) {
                 None => (),
                 Some(HfValue::Map(fields)) if fields.is_empty() => (),

@@ -4,9 +4,9 @@
 // B batch · C channels · D model · N patches · T = 1 + N tokens · H heads
 
 use crate::{
-    error::{self, Error, at_least_one, divides, dropout_range, positive},
+    error::{self, Error, addressable, at_least_one, divides, dropout_range, positive},
     hf::{HfValue, refuse},
-    lora::{LinearSize, Lora, Projection, Source, WeightLayout},
+    lora::{LinearSize, Lora, Projection, Source, WeightLayout, elems},
     segments::{Score, Segments},
 };
 use candle_core::{Module, ModuleT, Result, Tensor};
@@ -52,6 +52,8 @@ impl VitConfig {
     pub const PREFIX: &str = "";
     /// How its linear weights lie.
     pub const LAYOUT: WeightLayout = WeightLayout::OutIn;
+    /// What trains whole beside adapters: a new task needs a new classifier.
+    pub const LORA_ALSO_TRAINS: &[&str] = &["classifier"];
 
     /// ViT-B/16 for images of 224 x 224, 86M parameters.
     pub fn base16(classes: usize) -> Self {
@@ -163,13 +165,15 @@ impl VitConfig {
         divides(("patch", self.patch), ("image width", self.image_size[1]))?;
         divides(("n_heads", self.n_heads), ("model_dim", self.model_dim))?;
         positive("norm_eps", self.norm_eps)?;
-        dropout_range("dropout", self.dropout)
+        dropout_range("dropout", self.dropout)?;
+        addressable(self.n_params())
     }
 
     /// Patches of an image.
     pub fn n_patches(&self) -> usize {
         let [height, width] = self.image_size;
-        (height / self.patch.max(1)) * (width / self.patch.max(1))
+        let [rows, cols] = [height, width].map(|side| side / self.patch.max(1));
+        rows.saturating_mul(cols)
     }
 
     /// The linear layers that a LoRA may adapt.
@@ -194,13 +198,24 @@ impl VitConfig {
 
     /// Number of trainable elements, without building the model.
     pub fn n_params(&self) -> u64 {
-        let (d, f) = (self.model_dim as u64, self.hidden_dim as u64);
-        let patch = (self.channels * self.patch * self.patch) as u64 * d + d;
-        let tokens = (2 + self.n_patches() as u64) * d; // the class token and all positions
-        let biases = if self.qkv_bias { 4 * d } else { d };
-        let block = 4 * d * d + biases + 2 * d * f + f + d + 4 * d;
-        let head = (d + 1) * self.classes as u64;
-        patch + tokens + self.n_layers as u64 * block + 2 * d + head
+        let d = self.model_dim;
+        let bias = |l: &LinearSize| {
+            let has = self.qkv_bias || !l.name.contains(".attention.attention.");
+            if has { l.out_features as u64 } else { 0 }
+        };
+        // One block stands for all: their number is a user's.
+        let block = Self { n_layers: 1, ..self.clone() }.linears();
+        let block = block.iter().flat_map(|l| [l.n_elems(), bias(l)]).fold(0, u64::saturating_add);
+        let blocks = block.saturating_mul(self.n_layers as u64);
+        let others = [
+            elems(&[self.channels, self.patch, self.patch, d]),
+            elems(&[self.n_patches(), d]), // their positions
+            elems(&[3, d]),                // the patches' bias, the class token and its position
+            elems(&[4, self.n_layers, d]), // norms of blocks
+            elems(&[2, d]),                // the last norm
+            elems(&[d, self.classes]).saturating_add(self.classes as u64),
+        ];
+        others.into_iter().fold(blocks, u64::saturating_add)
     }
 
     /// Builds the model.
@@ -211,7 +226,10 @@ impl VitConfig {
     }
 
     /// Builds the model of constants from `base`, with trainable adapters from `adapters`. The
-    /// classifier, which a new task needs anew, comes from `adapters` too and trains.
+    /// classifier comes from `adapters` too and trains ([`VitConfig::LORA_ALSO_TRAINS`]).
+    ///
+    /// Adapters are named after `transformers` 4; PEFT with version 5 knows the same layers by other
+    /// names (`vit.layers.0.attention.q_proj`), and maps only those of whole models.
     /// # Errors
     /// As [`VitConfig::build`] and [`Lora::check`].
     pub fn build_lora<'a>(

@@ -12,6 +12,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+/// What PEFT puts before the names of a base model.
+pub const PEFT_PREFIX: &str = "base_model.model.";
+
 /// Safetensors' own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
@@ -268,4 +271,11 @@ pub fn save(params: &[(String, Var)], path: &Path, prefix: &str) -> Result<()> {
     };
     safetensors::serialize_to_file(named, Some(format), &target)
         .map_err(|source| WeightsError::Write { path: path.to_path_buf(), source }.into())
+}
+
+/// Writes adapters to `path` under PEFT's names: [`PEFT_PREFIX`], the model's own `prefix`, and theirs.
+/// # Errors
+/// As [`save`].
+pub fn save_adapters(adapters: &[(String, Var)], path: &Path, prefix: &str) -> Result<()> {
+    save(adapters, path, &format!("{PEFT_PREFIX}{prefix}"))
 }

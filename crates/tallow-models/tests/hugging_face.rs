@@ -9,9 +9,8 @@ use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use std::{collections::HashMap, fs, path::Path};
 use support::{Step, chain_loss, config, data, descend, f64s, folder, json};
 use tallow_models::{
-    Gpt2Config, HfValue, LinearSize, LlamaConfig, Lora, PEFT_PREFIX, Segments, VitConfig,
-    WeightLayout,
-    weights::{self, Checkpoint},
+    Gpt2Config, HfValue, LinearSize, LlamaConfig, Lora, Segments, VitConfig, WeightLayout,
+    weights::{self, Checkpoint, PEFT_PREFIX},
 };
 use tallow_tensor::Params;
 use tallow_testkit::{Tol, assert_close};
@@ -162,6 +161,18 @@ fn published_sizes_have_the_published_counts() {
     assert_eq!(LlamaConfig::llama3_2_1b().n_params(), 1_235_814_400);
     assert_eq!(VitConfig::base16(1000).n_params(), 86_567_656);
     assert_eq!(Gpt2Config::small().n_params(), 124_439_808);
+    // Sizes are a user's: none makes the count wrap around.
+    let huge = usize::MAX / 2;
+    let llama = LlamaConfig { model_dim: huge, head_dim: huge, ..LlamaConfig::llama3_2_1b() };
+    assert_eq!(llama.n_params(), u64::MAX);
+    assert_eq!(Gpt2Config { model_dim: huge, ..Gpt2Config::small() }.n_params(), u64::MAX);
+    let vit =
+        VitConfig { image_size: [huge; 2], patch: 1, hidden_dim: huge, ..VitConfig::base16(2) };
+    assert_eq!(vit.n_params(), u64::MAX);
+    let deep = LlamaConfig { n_layers: huge, ..LlamaConfig::llama3_2_1b() };
+    assert_eq!(deep.n_params(), u64::MAX);
+    let error = deep.check().expect_err("too deep").to_string();
+    assert!(error.starts_with("number of parameters is 1844674407370955"), "{error}");
 }
 
 /// A frozen base and adapters of a case.
@@ -177,7 +188,7 @@ struct Adapted {
 
 fn adapt(case: &str) -> Adapted {
     let lora =
-        Lora::from_peft(&config(&format!("{case}_lora"), "adapter_config.json")).expect(case);
+        Lora::from_peft(&config(&format!("{case}_lora"), "adapter_config.json"), &[]).expect(case);
     let hf = config(case, "config.json");
     let (base, adapters) = (Params::new(3), Params::new(4));
     let (b, a) =
@@ -225,10 +236,11 @@ fn adapters_load_compute_the_same_train_merge_and_are_written_again() {
 
         let logits = model.forward_t(&step.inputs(), false).expect(case);
         let to = folder(&lora_case);
-        lora.save(&adapters, &to.join("adapter_model.safetensors"), prefix).expect(case);
+        weights::save_adapters(&adapters, &to.join("adapter_model.safetensors"), prefix)
+            .expect(case);
         let seen = [("inputs", step.get("inputs").clone()), ("logits", logits.clone())];
         let seen = seen.map(|(name, x)| (name.to_string(), x)).into();
-        write(&to, &lora.to_peft(&linears, layout), "adapter_config.json", &seen);
+        write(&to, &lora.to_peft(&linears, layout, &[]), "adapter_config.json", &seen);
 
         // Merged into the base, a plain model computes the same; 1e-5 is 100 roundings in f32.
         let merged = lora.merge(&base, &adapters, layout).expect(case);

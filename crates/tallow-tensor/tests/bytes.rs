@@ -25,6 +25,7 @@ fn main() {
     a_fused_loss_never_holds_the_logits();
     mem_1_frozen_weights_get_no_gradient();
     mem_1_a_frozen_convolution_costs_no_weight_gradient();
+    mem_1_a_frozen_summand_gets_no_gradient();
     mem_1_a_kept_loss_keeps_no_graph();
     println!("bytes are as documented");
 }
@@ -80,12 +81,18 @@ fn rows() -> Vec<Row> {
     let (few, many) = (targets(1024, 256), targets(1024, 4096));
     let (cos, sin) = ops::rope_table(128, 64, 10_000.0, &Device::Cpu).expect("even");
     let heads: &[usize] = &[2, 4, 128, 64];
+    let frozen = some(9, &[128, 256]);
     vec![
         row("relu", &[IMAGE], 0, |x| ops::relu(&x[0])),
         row("gelu_tanh", &[IMAGE], 0, |x| ops::gelu_tanh(&x[0])),
         row("gelu_erf", &[IMAGE], 0, |x| ops::gelu_erf(&x[0])),
         row("silu", &[IMAGE], 0, |x| ops::silu(&x[0])),
         row("add_relu", &[IMAGE, IMAGE], 0, |x| ops::add_relu(&x[0], &x[1])),
+        row("swiglu", &[IMAGE, IMAGE], 0, |x| ops::swiglu(&x[0], &x[1])),
+        row("add", &[IMAGE, &[64, 64]], 0, |x| ops::add(&x[0], &x[1])),
+        row("lora_linear", &[TOKENS, &[4, 256], &[128, 4]], 0, move |x| {
+            ops::lora_linear(&x[0], &frozen, None, &x[1], &x[2], 0.5)
+        }),
         row("dropout", &[IMAGE], 0, |x| ops::dropout(&x[0], 0.5, DropKey { seed: 1, stream: 2 })),
         row("max_pool2d", &[IMAGE], 0, |x| ops::max_pool2d(&x[0], WINDOW)),
         row("avg_pool2d", &[IMAGE], 0, |x| ops::avg_pool2d(&x[0], WINDOW, Divisor::Window)),
@@ -232,6 +239,23 @@ fn mem_1_a_frozen_convolution_costs_no_weight_gradient() {
         frozen_bytes + bytes(&weight) <= trained_bytes,
         "{frozen_bytes} bytes frozen, {trained_bytes} trained",
     );
+}
+
+/// A residual connection around an adapter: the stream it starts from is frozen.
+fn mem_1_a_frozen_summand_gets_no_gradient() {
+    let (x, frozen, adapter) = (some(1, &[8, 64]), some(2, &[8, 64]), var(3, &[64, 64]));
+    let loss = |sum: &dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>| {
+        let added = ops::linear(&x, &adapter, None).expect("shapes fit");
+        let out = sum(&frozen, &added).and_then(|out| sum(&out, &frozen));
+        out.and_then(|out| out.sqr()?.sum_all()).expect("floats")
+    };
+    let (_, ours) = backward(&loss(&|a, b| Ok(ops::add(a, b)?)));
+    assert_eq!(ours, ids(&[&adapter]));
+    let (_, gated) = backward(&loss(&|a, b| Ok(ops::swiglu(a, b)?)));
+    assert_eq!(gated, ids(&[&adapter]));
+    // The trap: candle's sum makes a gradient for the frozen one, and keeps it.
+    let (_, candles) = backward(&loss(&|a, b| a + b));
+    assert!(candles.contains(&frozen.id()), "{candles:?}");
 }
 
 /// 50 steps of descent; a graph kept by mistake would hold 256 KiB a step.

@@ -160,6 +160,39 @@ fn activations() {
 }
 
 #[test]
+fn gates_and_sums() {
+    for dims in [&[7][..], &[3, 9]] {
+        check("swiglu", &[dims, dims], &|x| ops::swiglu(&x[0], &x[1]), &|x| {
+            composed::swiglu(&x[0], &x[1])
+        });
+        check("add", &[dims, dims], &|x| ops::add(&x[0], &x[1]), &|x| composed::add(&x[0], &x[1]));
+    }
+    check("add, smaller", &[&[4, 3, 9], &[3, 9]], &|x| ops::add(&x[0], &x[1]), &|x| {
+        composed::add(&x[0], &x[1])
+    });
+}
+
+#[test]
+fn low_rank_corrections() {
+    for (dims, o, r) in [(&[7, 5][..], 4, 2), (&[2, 3, 9], 6, 3)] {
+        let d = *dims.last().expect("not empty");
+        let frozen = move |like: &Tensor| -> Result<(Tensor, Tensor)> {
+            let weight = operand(30, &[o, d], like.dtype(), Layout::Strided)?.1;
+            Ok((weight, operand(31, &[o], like.dtype(), Layout::Dense)?.1))
+        };
+        let what = format!("lora_linear {dims:?} to {o} by {r}");
+        let op = |x: &[Tensor]| {
+            let (w, b) = frozen(&x[0])?;
+            ops::lora_linear(&x[0], &w, Some(&b), &x[1], &x[2], 0.75)
+        };
+        check(&what, &[dims, &[r, d], &[o, r]], &op, &|x| {
+            let (w, b) = frozen(&x[0])?;
+            composed::lora_linear(&x[0], &w, Some(&b), &x[1], &x[2], 0.75)
+        });
+    }
+}
+
+#[test]
 #[should_panic(expected = "gradient 0")]
 fn half_a_gradient_is_found() {
     let half = |y: Tensor| Ok(((&y * 0.5)? + (&y * 0.5)?.detach())?);

@@ -129,6 +129,78 @@ fn activations() {
         );
         let add_relu = |x: &[Tensor]| ops::add_relu(&x[0], &x[1]);
         check(vec![row(format!("add_relu {dims:?}"), &[dims, dims], add_relu)]);
+        let swiglu = |x: &[Tensor]| ops::swiglu(&x[0], &x[1]);
+        check(vec![row(format!("swiglu {dims:?}"), &[dims, dims], swiglu)]);
+    }
+}
+
+#[test]
+fn sums_of_two() {
+    for (left, right) in [
+        (&[7][..], &[7][..]),
+        (&[2, 3, 5], &[2, 3, 5]),
+        (&[2, 3, 5], &[3, 5]),
+        (&[1, 3, 5], &[3, 5]),
+        (&[4, 33], &[33]),
+        (&[3], &[]),
+    ] {
+        let add = |x: &[Tensor]| ops::add(&x[0], &x[1]);
+        check(vec![row(format!("add {left:?} {right:?}"), &[left, right], add)]);
+    }
+}
+
+/// A frozen weight and bias; half precision rounds the base, the low-rank product and their sum.
+#[test]
+fn low_rank_corrections() {
+    const ROUNDINGS: f64 = 4.0;
+    for (dims, o, r) in [(&[1, 1][..], 1, 1), (&[7, 5], 4, 2), (&[2, 3, 33], 17, 3)] {
+        let d = *dims.last().expect("not empty");
+        let frozen = move |like: &Tensor| {
+            let [w, b] = [(20, vec![o, d]), (21, vec![o])].map(|(seed, dims)| {
+                let n = dims.iter().product();
+                tensor(&values(seed, n), &dims, DType::BF16).to_dtype(like.dtype())
+            });
+            (w.expect("a float"), b.expect("a float"))
+        };
+        for has_bias in [true, false] {
+            let op = move |x: &[Tensor]| {
+                let (w, b) = frozen(&x[0]);
+                ops::lora_linear(&x[0], &w, has_bias.then_some(&b), &x[1], &x[2], 0.75)
+            };
+            let name = format!("lora_linear {dims:?} to {o} by {r}, bias {has_bias}");
+            let row = row(name, &[dims, &[r, d], &[o, r]], op);
+            row.against_differences();
+            for (dtype, rounding) in NARROW {
+                let narrow = row.operands(dtype);
+                let wide: Vec<Tensor> =
+                    narrow.iter().map(|t| t.to_dtype(DType::F32).expect("a float")).collect();
+                let [got, want] = [narrow, wide]
+                    .map(|x| run(&row.name, &x, Layout::Dense, upstream, |x| (row.op)(x)));
+                let tol = Tol::Rel(ROUNDINGS * rounding);
+                assert_close(&row.name, &host(&got.out), &host(&want.out), tol);
+                for (got, want) in got.grads.iter().zip(&want.grads) {
+                    assert_close(&row.name, &host(got), &host(want), tol);
+                }
+            }
+        }
+    }
+}
+
+/// A weight stored by columns, as GPT-2's, is read where it lies: the bits of a dense one.
+#[test]
+fn a_transposed_weight_gives_the_same_bits() {
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let [x, w, b] = [(1, &[5, 33][..]), (2, &[17, 33]), (3, &[17])]
+            .map(|(seed, dims)| tensor(&values(seed, dims.iter().product()), dims, dtype));
+        let by_column = w.t().and_then(|w| w.contiguous()?.t()).expect("a matrix");
+        assert!(!by_column.is_contiguous());
+        let of = |w: &Tensor| {
+            let x = candle_core::Var::from_tensor(&x).expect("a float");
+            let out = ops::linear(&x, w, Some(&b)).expect("shapes fit");
+            let grads = out.sqr().and_then(|sq| sq.sum_all()?.backward()).expect("a graph");
+            (host(&out), host(grads.get(&x).expect("one")))
+        };
+        assert_eq!(of(&w), of(&by_column), "{dtype:?}");
     }
 }
 

@@ -50,7 +50,7 @@ const GROUPED_HEADS: HeadSizes = HeadSizes { n_heads: 4, n_kv_heads: 2, head_dim
 /// A shift of all keys moves all scores of a query alike, and softmax does not see it.
 const KEY_BIAS: &[&str] = &["k_proj.bias"];
 
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 20] = [
     Row {
         name: "linear",
         input: &[2, 3, 5],
@@ -153,6 +153,21 @@ const ROWS: [Row; 19] = [
         input: &[2, 5, 6],
         flat: &[],
         build: |vb| module(MultiHeadAttention::no_bias(6, GROUPED_HEADS, Mask::Full, vb)?),
+    },
+    Row {
+        name: "rotary",
+        input: &[2, 3, 5, 6],
+        flat: &[],
+        build: |vb| {
+            // The square of a turned pair is that of the pair: a weight in front breaks the tie.
+            let weight = vb.get_with_hints(6, "weight", Init::Const(1.0))?;
+            let layer = layers::Rotary::new(ops::rope_frequencies(6, 10.0)?, Rope::Half);
+            let add = vb.get_with_hints((5, 6), "shift", Init::Const(0.0))?;
+            Ok(Box::new(move |x| {
+                let turned = layer.forward(&x.broadcast_mul(&weight)?, 2)?;
+                Ok(ops::add(&turned, &add)?)
+            }))
+        },
     },
     Row {
         name: "max_pool2d",
@@ -666,6 +681,25 @@ fn shapes_that_do_not_fit_are_named() {
             ops::add_relu(x, &floats(&[3, 2])),
             "add_relu: right operand is [3, 2], it must be [2, 3]",
         ),
+        (ops::swiglu(x, &floats(&[3, 2])), "swiglu: up is [3, 2], it must be [2, 3]"),
+        (ops::add(x, &floats(&[2])), "add: right operand is [2], it must be [2, 3]"),
+        (ops::add(&floats(&[3]), x), "add: right operand is [2, 3], it must be [3]"),
+        (
+            ops::lora_linear(x, &floats(&[5, 3]), None, &floats(&[2, 4]), &floats(&[5, 2]), 1.0),
+            "lora_linear: a is [2, 4], it must be [rank, 3]",
+        ),
+        (
+            ops::lora_linear(x, &floats(&[5, 3]), None, &floats(&[2, 3]), &floats(&[4, 2]), 1.0),
+            "lora_linear: b is [4, 2], it must be [5, 2]",
+        ),
+        (
+            ops::lora_linear(x, &floats(&[5, 4]), None, &floats(&[2, 4]), &floats(&[5, 2]), 1.0),
+            "lora_linear: input is [2, 3], it must be [..., 4]",
+        ),
+        (
+            ops::rope_frequencies(5, 10.0).map(|_| x.clone()),
+            "rope: head_dim is [5], it must be even",
+        ),
         (
             ops::layer_norm(x, Some(&floats(&[2])), None, 1e-5),
             "layer_norm: weight is [2], it must be [3]",
@@ -708,6 +742,21 @@ fn shapes_that_do_not_fit_are_named() {
     ];
     for (result, message) in rows {
         refused(result, shape, message);
+    }
+}
+
+/// Tables are made for what is asked: later positions, longer and shorter sequences in any order.
+#[test]
+fn a_rotary_layer_turns_as_whole_tables_do() {
+    let freqs = ops::rope_frequencies(6, 100.0).expect("even");
+    let (cos, sin) = ops::rope_table(12, 6, 100.0, &Device::Cpu).expect("even");
+    let layer = layers::Rotary::new(freqs, Rope::Half);
+    let x = tensor(&values(4, 2 * 12 * 6), &[2, 12, 6], DType::F32);
+    let whole = ops::rope(&x, &cos, &sin, Rope::Half).expect("shapes fit");
+    for (first, n) in [(0, 3), (0, 12), (2, 5), (11, 1), (4, 8), (0, 1), (0, 0)] {
+        let part = |t: &Tensor| t.narrow(1, first, n).expect("inside");
+        let got = layer.clone().forward(&part(&x), first).expect("shapes fit");
+        assert_eq!(host(&got), host(&part(&whole)), "{n} from {first}");
     }
 }
 

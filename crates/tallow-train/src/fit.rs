@@ -174,7 +174,7 @@ fn run_epochs<M: Segments>(
             let (loss, n_updates) = (evaluation.loss, trainer.n_updates());
             return Err(Error::Exploded { loss, n_updates });
         }
-        if is_over {
+        if is_over && progress.held_out_loss.is_some() {
             return Ok(Some(evaluation)); // of a run that was over when it was taken up again
         }
         let ended = trainer.n_windows() >= plan.n_updates();

@@ -131,7 +131,8 @@ impl Kernel for Add {
 
     fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
         let dout = dout.dense::<T>()?;
-        let is_whole = |arg: &Arg| arg.n_elems() == dout.len();
+        // Not by the number of elements: a batch of one has the same, in another shape.
+        let is_whole = |arg: &Arg| arg.dims() == args[0].dims();
         let right = match args[1].wanted && !is_whole(&args[1]) {
             true => {
                 let mut sum = vec![T::default(); args[1].n_elems()];
