@@ -24,7 +24,7 @@ pub(super) struct Calibration {
     pub(super) policy: usize,
     /// Parameters, copies, statistics.
     pub(super) built_bytes: u64,
-    /// What is held beside while an update runs: copies of the statistics.
+    /// What is held beside while an update runs: copies of the statistics, if the model has any.
     pub(super) beside_bytes: u64,
     pub(super) accum_bytes: u64,
     /// Of each optimizer: all of its state, and what is in memory.

@@ -44,6 +44,8 @@ pub struct Candidate {
     pub terms: Terms,
     /// Seconds a sample, less the optimizer's own.
     pub secs_per_sample: f64,
+    /// How many times faster than without its knobs it must be to be chosen where it need not.
+    pub must_win: f64,
     /// Whether segments were run on micro-batches of this size, or their figures lie on a line.
     pub measured: bool,
 }
@@ -105,7 +107,7 @@ impl fmt::Display for NothingFits {
 }
 
 /// Prices every choice in `space` and takes the fastest that fits `budget_bytes`. A knob that changes
-/// the numbers must win some time ([`Knob::MUST_WIN`]), else the candidate without it is taken.
+/// the numbers must win some time ([`Space::must_win`]), else the candidate without it is taken.
 ///
 /// *Memory:* one model and one segment's activations at a time.
 /// # Errors
@@ -232,7 +234,7 @@ fn calibrated<W: Workload>(
 
 /// Place of the fastest that fits.
 fn choose(candidates: &[Candidate], space: &Space, budget: u64) -> Result<usize> {
-    match pick(&allowed(candidates, space, &space.forbid), budget) {
+    match pick(&allowed(candidates, &space.forbid), budget) {
         Ok(picked) => {
             let is_picked = |c: &Candidate| *c == picked.choice;
             Ok(candidates.iter().position(is_picked).expect("it is one of them"))
@@ -248,7 +250,7 @@ fn choose(candidates: &[Candidate], space: &Space, budget: u64) -> Result<usize>
 fn helpful(candidates: &[Candidate], space: &Space, budget: u64) -> Option<(Knob, u64)> {
     let with = |&knob: &Knob| {
         let forbid: Vec<Knob> = space.forbid.iter().copied().filter(|k| *k != knob).collect();
-        let candidates = allowed(candidates, space, &forbid);
+        let candidates = allowed(candidates, &forbid);
         let found = pick(&candidates, budget).ok()?;
         Some((knob, found.terms.total_bytes(), found.secs_per_sample))
     };
@@ -258,11 +260,11 @@ fn helpful(candidates: &[Candidate], space: &Space, budget: u64) -> Option<(Knob
 
 /// Those that turn no forbidden knob, with what knobs must win added to their time, in steps of
 /// [`ABOUT`].
-fn allowed(candidates: &[Candidate], space: &Space, forbid: &[Knob]) -> Vec<Priced<Candidate>> {
+fn allowed(candidates: &[Candidate], forbid: &[Knob]) -> Vec<Priced<Candidate>> {
     let steps = |secs: f64| ABOUT.powf((secs.ln() / ABOUT.ln()).round());
-    let priced = |c: &Candidate| {
-        let must_win: f64 = c.knobs.iter().map(|knob| Knob::MUST_WIN[space.place(*knob)]).product();
-        Priced { secs_per_sample: steps(c.secs_per_sample * must_win), ..c.priced() }
+    let priced = |c: &Candidate| Priced {
+        secs_per_sample: steps(c.secs_per_sample * c.must_win),
+        ..c.priced()
     };
     candidates.iter().filter(|c| c.is_allowed(forbid)).map(priced).collect()
 }

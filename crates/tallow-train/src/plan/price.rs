@@ -77,11 +77,13 @@ impl<W: Workload> Price<'_, W> {
         let is_file = space.optimizers[optimizer].place != Place::Ram;
         let moved_bytes = if is_file { 2.0 * state_bytes as f64 } else { 0.0 };
         let secs = n_micro_batches * simulated.secs + moved_bytes / FILE_BYTES_PER_SEC;
+        let knobs = space.knobs(policy, optimizer, micro_batch, &recompute);
         Ok(Some(Candidate {
             policy,
             optimizer,
             micro_batch,
-            knobs: space.knobs(policy, optimizer, micro_batch, &recompute),
+            must_win: space.must_win(&knobs, found.beside_bytes > 0),
+            knobs,
             choice: space.choice(policy, optimizer, micro_batch, &recompute),
             recompute,
             terms,

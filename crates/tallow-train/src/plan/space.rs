@@ -64,6 +64,9 @@ impl Knob {
     /// place in the order of preference.
     pub const MUST_WIN: [f64; 5] = [1.0, 1.0, 1.05, 1.15, 1.15];
 
+    /// The same of micro-batches, where batch norms would see less.
+    pub const CUT_STATISTICS_MUST_WIN: f64 = 2.0;
+
     /// As configurations spell it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -130,6 +133,18 @@ impl Space {
         Ok(())
     }
 
+    /// How many times faster `knobs` must make a candidate where they need not be turned. Batch norms
+    /// see a micro-batch and not the batch: of a model that has any, `has_statistics`, the batch is
+    /// cut where that is needed, or for a gain that nobody would leave, or where the user prefers it.
+    pub fn must_win(&self, knobs: &[Knob], has_statistics: bool) -> f64 {
+        let is_preferred = self.prefer.contains(&Knob::Accumulate);
+        let of = |knob: &Knob| match knob {
+            Knob::Accumulate if has_statistics && !is_preferred => Knob::CUT_STATISTICS_MUST_WIN,
+            knob => Knob::MUST_WIN[self.place(*knob)],
+        };
+        knobs.iter().map(of).product()
+    }
+
     /// The place of a knob in the order of preference.
     pub(super) fn place(&self, knob: Knob) -> usize {
         let prefer = &self.prefer;
@@ -183,6 +198,7 @@ impl Space {
             knobs: Vec::new(),
             terms: Terms { other_bytes: peak_bytes, ..Terms::ZERO },
             secs_per_sample: f64::NAN,
+            must_win: 1.0,
             measured: false,
         }
     }
