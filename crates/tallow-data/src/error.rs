@@ -65,9 +65,28 @@ pub enum Error {
     /// A sample, or what lies around it, that is not what its format says.
     #[error("`{}`{}: {reason}", path.display(), at(offset))]
     Corrupt { path: PathBuf, offset: Option<u64>, reason: String },
+    /// A sample that is not there.
+    #[error("`{}`: sample {index}, there are {n_samples}", path.display())]
+    Index { path: PathBuf, index: u64, n_samples: u64 },
+    /// A column, tensor or field that is not there.
+    #[error("`{}` holds no `{name}`; it holds {}", path.display(), names(present))]
+    NoName { path: PathBuf, name: String, present: Vec<String> },
+    /// Fewer tokens than one sequence with its last target.
+    #[error("`{}` holds {n_tokens} tokens, a sequence of {seq_tokens} needs one more than that, and at least 2", path.display())]
+    NoSequence { path: PathBuf, n_tokens: u64, seq_tokens: u64 },
     /// Candle's own error, while a batch was made.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// The error of a path that the system refused.
+    pub(crate) fn from_io(path: &std::path::Path, error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotFound { path: path.to_owned() },
+            _ => Self::Io { path: path.to_owned(), error },
+        }
+    }
 }
 
 impl From<Error> for candle_core::Error {

@@ -26,6 +26,7 @@ mod batches;
 mod dataset;
 mod error;
 mod folder;
+pub mod formats;
 pub mod idx;
 mod image_set;
 mod permutation;
