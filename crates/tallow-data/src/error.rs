@@ -74,6 +74,21 @@ pub enum Error {
     /// Fewer tokens than one sequence with its last target.
     #[error("`{}` holds {n_tokens} tokens, a sequence of {seq_tokens} needs one more than that, and at least 2", path.display())]
     NoSequence { path: PathBuf, n_tokens: u64, seq_tokens: u64 },
+    /// Pixels that are not that image.
+    #[error(
+        "an image of {height} x {width} pixels of {n_channels} channels is not {n_bytes} bytes"
+    )]
+    ImageBytes { height: usize, width: usize, n_channels: usize, n_bytes: u64 },
+    /// A size that no image can have.
+    #[error("an image cannot be {height} x {width} pixels")]
+    Size { height: usize, width: usize },
+    /// A part that is not inside its image.
+    #[cfg(feature = "images")]
+    #[error("{region:?} is no part of an image of {height} x {width} pixels")]
+    Region { region: Box<crate::image::Region>, height: usize, width: usize },
+    /// Constants for another number of channels.
+    #[error("{n_channels} channels need as many means and deviations, not {n_means} and {n_stds}")]
+    PerChannel { n_channels: usize, n_means: usize, n_stds: usize },
     /// Candle's own error, while a batch was made.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

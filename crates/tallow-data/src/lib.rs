@@ -28,6 +28,8 @@ mod error;
 mod folder;
 pub mod formats;
 pub mod idx;
+#[cfg(feature = "images")]
+pub mod image;
 mod image_set;
 mod permutation;
 mod pixels;

@@ -2,7 +2,7 @@ use crate::error::{Error, Result};
 use std::{
     fmt,
     fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -139,6 +139,7 @@ impl Input {
     }
 
     /// A reader of the bytes from `offset` on, unbuffered.
+    #[cfg(any(feature = "tar", feature = "parquet"))]
     pub(crate) fn reader(&self, offset: u64) -> InputReader<'_> {
         InputReader { input: self, offset }
     }
@@ -167,16 +168,31 @@ impl Input {
 }
 
 /// A sequential view of an [`Input`].
+#[cfg(any(feature = "tar", feature = "parquet"))]
 pub(crate) struct InputReader<'a> {
     input: &'a Input,
     offset: u64,
 }
 
-impl Read for InputReader<'_> {
+#[cfg(any(feature = "tar", feature = "parquet"))]
+impl std::io::Read for InputReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n_bytes = self.input.bytes.read_at(self.offset, buf)?;
         self.offset += n_bytes as u64;
         Ok(n_bytes)
+    }
+}
+
+#[cfg(any(feature = "tar", feature = "parquet"))]
+impl std::io::Seek for InputReader<'_> {
+    fn seek(&mut self, to: std::io::SeekFrom) -> io::Result<u64> {
+        let target = match to {
+            std::io::SeekFrom::Start(offset) => Some(offset),
+            std::io::SeekFrom::Current(by) => self.offset.checked_add_signed(by),
+            std::io::SeekFrom::End(by) => self.input.n_bytes.checked_add_signed(by),
+        };
+        self.offset = target.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.offset)
     }
 }
 

@@ -4,7 +4,9 @@
 //! for. What a header announces is compared with the bytes that are there before room is made.
 
 mod array;
+mod concat;
 mod csv;
+mod image_folder;
 mod index;
 mod input;
 mod json;
@@ -12,10 +14,20 @@ mod jsonl;
 mod lines;
 mod npy;
 mod safetensors;
+#[cfg(feature = "text")]
+mod tokenized;
 mod tokens;
+#[cfg(feature = "tar")]
+mod webdataset;
+#[cfg(feature = "text")]
+pub use self::tokenized::{Tokenized, Tokenizer, encode_to_file};
+#[cfg(feature = "tar")]
+pub use self::webdataset::{TarSample, TarShard};
 pub use self::{
     array::Array,
+    concat::Concat,
     csv::{Csv, CsvOptions},
+    image_folder::{Encoded, ImageFolder, ImageList},
     index::index_bytes,
     input::{Input, ReadAt},
     jsonl::JsonLines,
