@@ -74,6 +74,9 @@ pub enum Error {
     /// Fewer tokens than one sequence with its last target.
     #[error("`{}` holds {n_tokens} tokens, a sequence of {seq_tokens} needs one more than that, and at least 2", path.display())]
     NoSequence { path: PathBuf, n_tokens: u64, seq_tokens: u64 },
+    /// A store that does not answer as it should.
+    #[error("`{name}`, object `{path}`: {reason}")]
+    Store { name: String, path: String, reason: String },
     /// Pixels that are not that image.
     #[error(
         "an image of {height} x {width} pixels of {n_channels} channels is not {n_bytes} bytes"

@@ -31,9 +31,12 @@ pub mod idx;
 #[cfg(feature = "images")]
 pub mod image;
 mod image_set;
+pub mod inspect;
 mod permutation;
 mod pixels;
 mod source;
+#[cfg(feature = "object-store")]
+pub mod store;
 mod synthetic;
 pub use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail, batch_bytes},

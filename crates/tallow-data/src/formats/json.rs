@@ -101,3 +101,15 @@ pub(super) fn string_field(text: &[u8], field: &str) -> Result<String, Fault> {
     events.end()?;
     found.ok_or_else(|| (0, format!("no field `{field}`")))
 }
+
+/// The keys of `text`, one object, in their order.
+pub(super) fn keys(text: &[u8]) -> Result<Vec<String>, Fault> {
+    let (mut events, mut keys) = (Events::new(text), Vec::new());
+    events.start_object("the line")?;
+    while let Some(key) = events.key()? {
+        keys.push(key.into_owned());
+        events.skip()?;
+    }
+    events.end()?;
+    Ok(keys)
+}

@@ -36,3 +36,37 @@ impl Source for JsonLines {
         self.lines.name(index)
     }
 }
+
+/// The keys of each line of a JSON lines file, which must be one object.
+///
+/// Holds what [`Lines`] holds.
+#[derive(Clone, Debug)]
+pub struct JsonFields {
+    lines: Lines,
+}
+
+impl JsonFields {
+    /// The lines of `input`.
+    /// # Errors
+    /// Those of [`Lines::open`].
+    pub fn open(input: Input) -> Result<Self> {
+        Ok(Self { lines: Lines::open(input)? })
+    }
+}
+
+impl Source for JsonFields {
+    type Item = Vec<String>;
+
+    fn n_samples(&self) -> u64 {
+        self.lines.n_samples()
+    }
+
+    fn get(&self, index: u64) -> Result<Vec<String>> {
+        let (offset, line) = self.lines.line(index)?;
+        json::keys(&line).map_err(|(at, reason)| self.lines.input().corrupt(offset + at, reason))
+    }
+
+    fn name(&self, index: u64) -> String {
+        self.lines.name(index)
+    }
+}

@@ -13,12 +13,16 @@ mod json;
 mod jsonl;
 mod lines;
 mod npy;
+#[cfg(feature = "parquet")]
+mod parquet_rows;
 mod safetensors;
 #[cfg(feature = "text")]
 mod tokenized;
 mod tokens;
 #[cfg(feature = "tar")]
 mod webdataset;
+#[cfg(feature = "parquet")]
+pub use self::parquet_rows::{Cell, ParquetRows};
 #[cfg(feature = "text")]
 pub use self::tokenized::{Tokenized, Tokenizer, encode_to_file};
 #[cfg(feature = "tar")]
@@ -30,7 +34,7 @@ pub use self::{
     image_folder::{Encoded, ImageFolder, ImageList},
     index::index_bytes,
     input::{Input, ReadAt},
-    jsonl::JsonLines,
+    jsonl::{JsonFields, JsonLines},
     lines::Lines,
     npy::Npy,
     safetensors::{SafetensorsFile, SafetensorsRows, TensorInfo},

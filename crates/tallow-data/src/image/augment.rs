@@ -148,7 +148,7 @@ fn window(image: &Image, [top, left]: [i64; 2], size: [usize; 2]) -> Result<Imag
         return resize(image, region, size, Filter::Nearest);
     }
     let n_bytes = height.checked_mul(width).and_then(|n| n.checked_mul(n_channels));
-    let n_bytes = n_bytes.filter(|&n| isize::try_from(n).is_ok());
+    let n_bytes = n_bytes.filter(|&n| n > 0 && isize::try_from(n).is_ok());
     let mut pixels = vec![0; n_bytes.ok_or(crate::Error::Size { height, width })?];
     let columns = (-left).max(0)..(image.size()[1] as i64 - left).min(width as i64);
     for row in 0..height {

@@ -164,6 +164,9 @@ impl<'a> File<'a> {
 
     fn jpeg(&self) -> Result<Image> {
         let (mut decoder, size) = self.jpeg_header()?;
+        if is_cut(self.content) {
+            return Err(self.corrupt("JPEG: cut short, there is no end mark after the scans"));
+        }
         let is_grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
         let (space, n_channels) =
             if is_grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
@@ -220,4 +223,18 @@ impl<'a> File<'a> {
         decoder.read_image(&mut pixels).map_err(|error| self.corrupt(format!("WebP: {error}")))?;
         self.image(size, n_channels, pixels)
     }
+}
+
+/// Whether a JPEG lacks its end mark: the decoder takes the last bits of a picture for zeros where
+/// they are missing, and says nothing.
+fn is_cut(content: &[u8]) -> bool {
+    let mut at = 2;
+    while let Some([0xff, marker, high, low]) = content.get(at..at + 4) {
+        if *marker == 0xda {
+            // Within a scan 0xff is never followed by 0xd9; a thumbnail's end mark is before it.
+            return !content[at..].windows(2).any(|pair| pair == [0xff, 0xd9]);
+        }
+        at += 2 + usize::from(u16::from_be_bytes([*high, *low]));
+    }
+    false
 }
