@@ -115,6 +115,27 @@ pub enum Error {
     /// A folder that cannot be this cache.
     #[error("`{}`: {reason}", path.display())]
     Cache { path: PathBuf, reason: String },
+    /// A sample that is not there.
+    #[error("`{}`: sample {index}, there are {n_samples}", path.display())]
+    Index { path: PathBuf, index: u64, n_samples: u64 },
+    /// A column, tensor or field that is not there.
+    #[error("`{}` holds no `{name}`; it holds {}", path.display(), names(present))]
+    NoName { path: PathBuf, name: String, present: Vec<String> },
+    /// Fewer tokens than one sequence with its last target.
+    #[error("`{}` holds {n_tokens} tokens, a sequence of {seq_tokens} needs one more than that, and at least 2", path.display())]
+    NoSequence { path: PathBuf, n_tokens: u64, seq_tokens: u64 },
+    /// A store that does not answer as it should.
+    #[error("`{name}`, object `{path}`: {reason}")]
+    Store { name: String, path: String, reason: String },
+    /// Pixels that are not that image.
+    #[error(
+        "an image of {height} x {width} pixels of {n_channels} channels is not {n_bytes} bytes"
+    )]
+    ImageBytes { height: usize, width: usize, n_channels: usize, n_bytes: u64 },
+    /// A part that is not inside its image.
+    #[cfg(feature = "images")]
+    #[error("{region:?} is no part of an image of {height} x {width} pixels")]
+    Region { region: Box<crate::image::Region>, height: usize, width: usize },
     /// Candle's own error, while a batch was made.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -141,6 +162,14 @@ impl Error {
             }
             Self::Sample { .. } => self,
             error => Self::Sample { name: name(), error: Box::new(error) },
+        }
+    }
+
+    /// The error of a path that the system refused.
+    pub(crate) fn from_io(path: &std::path::Path, error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotFound { path: path.to_owned() },
+            _ => Self::Io { path: path.to_owned(), error },
         }
     }
 }

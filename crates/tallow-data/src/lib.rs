@@ -37,14 +37,20 @@ mod cache;
 mod dataset;
 mod error;
 mod folder;
+pub mod formats;
 pub mod idx;
+#[cfg(feature = "images")]
+pub mod image;
 mod image_set;
+pub mod inspect;
 mod loader;
 mod permutation;
 pub mod pipeline;
 mod pixels;
 mod rng;
 mod source;
+#[cfg(feature = "object-store")]
+pub mod store;
 mod synthetic;
 pub use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail, batch_bytes},

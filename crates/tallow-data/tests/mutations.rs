@@ -1,49 +1,10 @@
 //! No bytes make the reader panic, and whatever it accepts is whole.
 mod common;
-use common::{gzip, idx};
+use common::{Draw, gzip, idx, mutate};
 use std::path::Path;
 use tallow_data::idx::{IdxBytes, parse_u8};
 
 const N_MUTANTS: u64 = 20_000;
-
-/// SplitMix64, by its state.
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
-
-/// One to three truncations, bit flips, byte changes, header edits, insertions or repetitions.
-fn mutate(content: &[u8], draw: &mut Draw) -> Vec<u8> {
-    let mut mutant = content.to_vec();
-    for _ in 0..=draw.below(3) {
-        let at = draw.below(mutant.len() + 1);
-        match draw.below(6) {
-            0 => mutant.truncate(at),
-            1 => mutant.insert(at, draw.next() as u8),
-            2 => mutant.extend_from_within(at..),
-            kind if at < mutant.len() => {
-                let at = if kind == 5 { at % 20 } else { at };
-                match mutant.get_mut(at) {
-                    Some(byte) if kind == 3 => *byte ^= 1 << draw.below(8),
-                    Some(byte) => *byte = draw.next() as u8,
-                    None => {}
-                }
-            }
-            _ => {}
-        }
-    }
-    mutant
-}
 
 fn accepted(content: &[u8]) -> Option<IdxBytes<'_>> {
     match parse_u8(Path::new("mutant"), content, 3) {

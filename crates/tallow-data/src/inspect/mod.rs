@@ -1,0 +1,83 @@
+//! What is at a path: kind, count, shapes, bytes, and which samples are bad.
+//!
+//! Every sample is read once, one at a time. *Memory:* what the source holds, one sample, and the
+//! report, whose lists are bounded.
+
+mod open;
+#[cfg(feature = "images")]
+mod sheet;
+#[cfg(feature = "images")]
+pub use self::sheet::{Sheet, contact_sheet};
+use crate::error::Result;
+use std::path::Path;
+
+/// Bad samples that are named; the others are counted.
+pub const MOST_NAMED: usize = 20;
+
+/// What was found at a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What it is, in a few words.
+    pub kind: String,
+    /// Samples, bad ones included.
+    pub n_samples: u64,
+    /// Bytes of the file or of the samples' files.
+    pub n_bytes: u64,
+    /// What a sample consists of: a column, tensor or member, its type and its shape.
+    pub fields: Vec<Field>,
+    /// Classes and how many samples each has, where there are classes.
+    pub classes: Vec<(String, u64)>,
+    /// Samples that cannot be read.
+    pub n_bad: u64,
+    /// The first [`MOST_NAMED`] of them.
+    pub bad: Vec<Bad>,
+}
+
+/// A part of every sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// What the format calls it.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: String,
+    /// Its shapes, the least and the largest where they differ.
+    pub shape: String,
+}
+
+/// A sample that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// The sample.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl Report {
+    fn bad(&mut self, name: String, error: &crate::Error) {
+        self.n_bad += 1;
+        if self.bad.len() < MOST_NAMED {
+            self.bad.push(Bad { name, reason: error.to_string() });
+        }
+    }
+
+    fn field(
+        &mut self,
+        name: impl Into<String>,
+        dtype: impl Into<String>,
+        shape: impl Into<String>,
+    ) {
+        self.fields.push(Field { name: name.into(), dtype: dtype.into(), shape: shape.into() });
+    }
+}
+
+/// Looks at the file or folder at `path` and reads every sample once.
+///
+/// A folder is IDX files or images; a file is what its content says, or its ending where content says
+/// nothing (CSV, TSV, JSON lines, text).
+/// # Errors
+/// If there is nothing, it is no data set that is known, or it is damaged so that no sample can be
+/// told from another.
+pub fn inspect(path: &Path) -> Result<Report> {
+    open::report(path)
+}

@@ -1,0 +1,136 @@
+//! What `inspect` says about good and bad data sets.
+mod common;
+use common::{npy, safetensors};
+use std::{fs, path::Path};
+use tallow_data::{
+    Error,
+    inspect::{MOST_NAMED, Report, inspect},
+};
+
+/// The report on a file of this name and content.
+fn report(name: &str, content: impl AsRef<[u8]>) -> Report {
+    let path = common::folder(&format!("inspect_{name}")).join(name);
+    fs::write(&path, content).unwrap();
+    inspect(&path).unwrap()
+}
+
+fn fields(report: &Report) -> Vec<(&str, &str, &str)> {
+    report.fields.iter().map(|f| (&*f.name, &*f.dtype, &*f.shape)).collect()
+}
+
+#[test]
+fn arrays_and_texts() {
+    let found = report("x.data", npy("<f4", false, "(3, 2)", &[0; 24]));
+    assert_eq!((&*found.kind, found.n_samples, found.n_bad), (".npy rows", 3, 0));
+    assert_eq!(fields(&found), [("row", "F32", "[2]")]);
+    let header = r#"{"w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
+    let found = report("w.safetensors", safetensors(header, &[0; 12]));
+    assert_eq!((found.n_samples, fields(&found)), (1, vec![("w", "BF16", "[2, 3]")]));
+    let found = report("t.csv", "name,x\na,1\nb, 2.5\n");
+    assert_eq!(
+        (found.n_samples, fields(&found)),
+        (2, vec![("name", "text", "[]"), ("x", "number", "[]")])
+    );
+    let found = report("t.txt", "ab\n\nabcd\n");
+    assert_eq!(
+        (found.n_samples, found.n_bytes, fields(&found)),
+        (2, 9, vec![("line", "text", "[2] to [4] bytes")])
+    );
+}
+
+#[test]
+fn bad_lines_are_named_up_to_a_bound() {
+    let text = format!("{{\"a\": 1, \"b\": 2}}\n{}", "{\"a\": \n".repeat(50));
+    let found = report("t.jsonl", text);
+    assert_eq!((found.n_samples, found.n_bad, found.bad.len()), (51, 50, MOST_NAMED));
+    assert_eq!(fields(&found), [("a", "JSON", "[]"), ("b", "JSON", "[]")]);
+    assert!(
+        found.bad[0].name.contains("line 1") && found.bad[0].reason.contains("not JSON"),
+        "{:?}",
+        found.bad[0]
+    );
+}
+
+#[test]
+fn idx_files() {
+    let folder = common::folder("inspect_idx");
+    fs::write(folder.join("a-images-idx3-ubyte"), common::idx(&[3, 2, 2], &[0; 12])).unwrap();
+    fs::write(folder.join("a-labels-idx1-ubyte"), common::idx(&[3], &[1, 0, 1])).unwrap();
+    let found = inspect(&folder).unwrap();
+    assert_eq!((found.n_samples, found.n_bytes), (3, 15));
+    assert_eq!(found.classes, [("0".to_owned(), 1), ("1".into(), 2)]);
+}
+
+#[test]
+fn what_is_no_data_set() {
+    assert!(matches!(inspect(Path::new("no/such/thing")), Err(Error::NotFound { .. })));
+    assert!(matches!(inspect(&common::folder("inspect_empty")), Err(Error::NoFile { .. })));
+    let path = common::folder("inspect_words").join("words.doc");
+    fs::write(&path, "words").unwrap();
+    assert!(inspect(&path).unwrap_err().to_string().contains("no data set that is known"));
+}
+
+#[cfg(feature = "images")]
+mod images {
+    use super::*;
+    use common::images::{folder_of_8, gradient};
+    use tallow_data::{
+        formats::ImageFolder,
+        image::{Decode, decode},
+        inspect::{Sheet, contact_sheet},
+    };
+
+    #[test]
+    fn dat_2_the_bad_images_are_named() {
+        let found = inspect(&folder_of_8("inspect_images")).unwrap();
+        assert_eq!((found.n_samples, found.n_bad), (8, 2));
+        assert_eq!(found.classes, [("a".to_owned(), 4), ("b".into(), 4)]);
+        let want =
+            [("JPEG", "U8", "5 files"), ("PNG", "U8", "1 files"), ("image", "U8", "[20, 30]")];
+        assert_eq!(fields(&found), want);
+        assert!(found.bad[0].name.ends_with("cut.jpg") && found.bad[1].reason.ends_with("empty"));
+    }
+
+    #[test]
+    fn a_sheet_shows_good_images_and_marks_bad_ones() {
+        let folder = ImageFolder::open(folder_of_8("sheet")).unwrap();
+        let layout = Sheet { columns: 3, rows: 9, cell_pixels: 10 };
+        let content = contact_sheet(&folder, layout).unwrap();
+        let sheet = decode(Path::new("sheet"), &content, &Decode::rgb()).unwrap();
+        assert_eq!(sheet.size(), [30, 30]);
+        let pixel = |y: usize, x: usize| &sheet.pixels()[(y * 30 + x) * 3..][..3];
+        // The sixth and seventh are bad, the ninth is not there.
+        assert_eq!(
+            (pixel(15, 25), pixel(25, 5), pixel(25, 25)),
+            (&[200, 0, 0][..], &[200, 0, 0][..], &[255; 3][..])
+        );
+        // The middle of a gradient of 30 columns is half as bright as its end.
+        assert!(pixel(5, 5)[0].abs_diff(127) < 20, "{:?}", pixel(5, 5));
+        assert_ne!(gradient([20, 30]).pixels()[0], 127);
+        let none = Sheet { columns: 0, rows: 1, cell_pixels: 10 };
+        assert!(contact_sheet(&folder, none).is_err());
+    }
+}
+
+#[cfg(feature = "tar")]
+#[test]
+fn shards() {
+    let members: [(&str, &[u8]); 3] = [("a.jpg", b"1"), ("a.cls", b"2"), ("b.jpg", b"3")];
+    let found = report("s.tar", common::shard(&members));
+    assert_eq!((found.n_samples, found.n_bad), (2, 0));
+    assert_eq!(fields(&found), [("jpg", "bytes", "2 members"), ("cls", "bytes", "1 members")]);
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet() {
+    let found = report("p.bin", common::parquet_file(10, 2));
+    assert_eq!((found.n_samples, found.n_bad), (20, 0));
+    let want = [
+        ("id", "integer", "[]"),
+        ("text", "text", "[]"),
+        ("image.bytes", "bytes", "[]"),
+        ("x", "number", "[]"),
+    ];
+    assert_eq!(fields(&found), want);
+}
