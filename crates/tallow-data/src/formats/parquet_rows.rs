@@ -1,4 +1,4 @@
-use super::input::Input;
+use super::{input::Input, thrift::is_plausible};
 use crate::{
     error::{Error, Result},
     source::Source,
@@ -10,6 +10,7 @@ use parquet::{
     data_type::DataType,
     errors::{ParquetError, Result as ParquetResult},
     file::{
+        metadata::ColumnChunkMetaData,
         reader::{ChunkReader, FileReader, Length, SerializedFileReader},
         serialized_reader::ReadOptionsBuilder,
     },
@@ -69,6 +70,7 @@ impl ParquetRows {
     /// # Errors
     /// If it is no whole parquet file, or a column is missing or repeated.
     pub fn open(input: Input, columns: &[&str]) -> Result<Self> {
+        check_footer(&input)?;
         let reader = guarded(&input, || {
             let options = ReadOptionsBuilder::new().build();
             SerializedFileReader::new_with_options(Chunks(input.clone()), options)
@@ -79,6 +81,14 @@ impl ParquetRows {
             n_rows = n_here.and_then(|n| n_rows.checked_add(n)).ok_or_else(|| {
                 input.corrupt(None, format!("a row group of {} rows", group.num_rows()))
             })?;
+            // The library panics at these.
+            let is_negative = |column: &ColumnChunkMetaData| {
+                let places = [column.data_page_offset(), column.compressed_size()];
+                places.into_iter().chain(column.dictionary_page_offset()).any(|place| place < 0)
+            };
+            if group.columns().iter().any(is_negative) {
+                return Err(input.corrupt(None, "a column that starts before the file"));
+            }
             ends.push(n_rows);
         }
         let columns = find_columns(&input, &reader, columns)?;
@@ -184,6 +194,24 @@ fn find_columns(
         }),
     };
     names.iter().map(find).collect()
+}
+
+/// The library makes room for what the footer announces: looks at it before.
+fn check_footer(input: &Input) -> Result<()> {
+    const TAIL_BYTES: u64 = 8;
+    let tail_offset = input.n_bytes().saturating_sub(TAIL_BYTES);
+    let tail = input.read_vec(tail_offset, TAIL_BYTES)?;
+    let [a, b, c, d, mark @ ..] = &tail[..] else { unreachable!("eight bytes were read") };
+    let footer_bytes = u64::from(u32::from_le_bytes([*a, *b, *c, *d]));
+    if mark != b"PAR1" || footer_bytes > tail_offset {
+        let reason = "no parquet file, or cut short: it does not end with a footer that fits";
+        return Err(input.corrupt(tail_offset, reason));
+    }
+    let footer_offset = tail_offset - footer_bytes;
+    match is_plausible(&input.read_vec(footer_offset, footer_bytes)?) {
+        true => Ok(()),
+        false => Err(input.corrupt(footer_offset, "a footer that announces more than it holds")),
+    }
 }
 
 /// The library is not meant to panic; if it does, it is the file's fault all the same.
@@ -300,15 +328,28 @@ const fn most_page_bytes(file_bytes: u64) -> u64 {
 /// A page header starts with three 32-bit fields in Thrift's compact form: kind, bytes
 /// decompressed, bytes compressed.
 fn check_page(input: &Input, start: u64) -> ParquetResult<()> {
-    let mut head = [0; 24];
-    let n_head = input
-        .read_some(start, &mut head)
-        .map_err(|error| ParquetError::External(Box::new(error)))?;
-    let mut rest = &head[..n_head];
+    let fault = |reason: String| Err(ParquetError::General(reason));
+    let left_bytes = input.n_bytes().saturating_sub(start);
+    let mut head = Vec::new();
+    // Few headers are longer than the first try: those with long statistics.
+    for most_bytes in [4 << 10, 1 << 20] {
+        let n_bytes = left_bytes.min(most_bytes);
+        head = input
+            .read_vec(start, n_bytes)
+            .map_err(|error| ParquetError::External(Box::new(error)))?;
+        if is_plausible(&head) || n_bytes == left_bytes {
+            break;
+        }
+    }
+    if !head.is_empty() && !is_plausible(&head) {
+        return fault(format!("a page at byte {start} whose header announces more than it holds"));
+    }
+    let mut rest = &head[..];
     let announced = number(&mut rest).and_then(|_| number(&mut rest));
     match announced {
-        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => Err(ParquetError::General(
-            format!("a page of {n_bytes} bytes at byte {start} of a file of {}", input.n_bytes()),
+        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => fault(format!(
+            "a page of {n_bytes} bytes at byte {start} of a file of {}",
+            input.n_bytes()
         )),
         _ => Ok(()),
     }
