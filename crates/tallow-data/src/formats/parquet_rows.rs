@@ -25,6 +25,9 @@ use std::{
 /// Readers kept between samples, so that samples in order cost one pass: enough for a few threads.
 const MOST_CURSORS: usize = 4;
 
+/// The length of the footer, and the mark at the end of the file.
+const TAIL_BYTES: u64 = 8;
+
 /// One value of a row.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names are the types")]
@@ -198,7 +201,6 @@ fn find_columns(
 
 /// The library makes room for what the footer announces: looks at it before.
 fn check_footer(input: &Input) -> Result<()> {
-    const TAIL_BYTES: u64 = 8;
     let tail_offset = input.n_bytes().saturating_sub(TAIL_BYTES);
     let tail = input.read_vec(tail_offset, TAIL_BYTES)?;
     let [a, b, c, d, mark @ ..] = &tail[..] else { unreachable!("eight bytes were read") };
@@ -328,29 +330,18 @@ const fn most_page_bytes(file_bytes: u64) -> u64 {
 /// A page header starts with three 32-bit fields in Thrift's compact form: kind, bytes
 /// decompressed, bytes compressed.
 fn check_page(input: &Input, start: u64) -> ParquetResult<()> {
-    let fault = |reason: String| Err(ParquetError::General(reason));
-    let left_bytes = input.n_bytes().saturating_sub(start);
-    let mut head = Vec::new();
-    // Few headers are longer than the first try: those with long statistics.
-    for most_bytes in [4 << 10, 1 << 20] {
-        let n_bytes = left_bytes.min(most_bytes);
-        head = input
-            .read_vec(start, n_bytes)
-            .map_err(|error| ParquetError::External(Box::new(error)))?;
-        if is_plausible(&head) || n_bytes == left_bytes {
-            break;
-        }
-    }
-    if !head.is_empty() && !is_plausible(&head) {
-        return fault(format!("a page at byte {start} whose header announces more than it holds"));
-    }
-    let mut rest = &head[..];
+    let mut head = [0; 24];
+    let n_head = input
+        .read_some(start, &mut head)
+        .map_err(|error| ParquetError::External(Box::new(error)))?;
+    let mut rest = &head[..n_head];
     let announced = number(&mut rest).and_then(|_| number(&mut rest));
     match announced {
-        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => fault(format!(
-            "a page of {n_bytes} bytes at byte {start} of a file of {}",
-            input.n_bytes()
-        )),
+        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => {
+            let n_all = input.n_bytes();
+            let reason = format!("a page of {n_bytes} bytes at byte {start} of a file of {n_all}");
+            Err(ParquetError::General(reason))
+        }
         _ => Ok(()),
     }
 }
