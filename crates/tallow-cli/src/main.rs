@@ -1,6 +1,7 @@
 //! The `tallow` binary.
 
 mod config;
+mod data;
 mod memory_log;
 mod metrics;
 mod observer;
@@ -39,6 +40,27 @@ enum Command {
     Train(TrainArguments),
     /// Say how a model would be trained within a budget and what its peak would be, without training.
     Plan(PlanArguments),
+    /// Look at data sets.
+    #[command(subcommand)]
+    Data(DataCommand),
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    /// Say what is at a path, read every sample once, and name the bad ones; exit code 2 if there are any.
+    Inspect(InspectArguments),
+}
+
+#[derive(clap::Args)]
+struct InspectArguments {
+    /// A file, a folder of IDX files, or a folder of images.
+    path: PathBuf,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+    /// Write a sheet of the images as PNG.
+    #[arg(long, value_name = "FILE.png")]
+    sheet: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -102,6 +124,9 @@ fn run(arguments: Arguments) -> Result<u8> {
         Command::Plan(PlanArguments { config, set, budget, json }) => {
             let config = config::load(config.as_deref(), &set, budget.as_deref())?;
             plan::run(&config, json, &ALLOCATOR).map(|()| 0)
+        }
+        Command::Data(DataCommand::Inspect(InspectArguments { path, json, sheet })) => {
+            data::inspect(&path, json, sheet.as_deref()).map(|()| 0)
         }
     }
 }

@@ -177,7 +177,7 @@ impl Source for ImageList {
         let wrong = |reason: &str| self.lines.input().corrupt(offset, reason);
         let line = std::str::from_utf8(&line).map_err(|_| wrong("not UTF-8"))?;
         let (name, label) = line
-            .rsplit_once(|c: char| c == '\t' || c == ' ')
+            .rsplit_once(['\t', ' '])
             .ok_or_else(|| wrong("a path and a class are expected"))?;
         let label = label.parse().map_err(|_| wrong("the class after the path is no number"))?;
         let path = self.root.join(name.trim_end());

@@ -16,6 +16,8 @@ mod npy;
 #[cfg(feature = "parquet")]
 mod parquet_rows;
 mod safetensors;
+#[cfg(feature = "parquet")]
+mod thrift;
 #[cfg(feature = "text")]
 mod tokenized;
 mod tokens;

@@ -1,4 +1,4 @@
-use super::input::Input;
+use super::{input::Input, thrift::is_plausible};
 use crate::{
     error::{Error, Result},
     source::Source,
@@ -10,6 +10,7 @@ use parquet::{
     data_type::DataType,
     errors::{ParquetError, Result as ParquetResult},
     file::{
+        metadata::ColumnChunkMetaData,
         reader::{ChunkReader, FileReader, Length, SerializedFileReader},
         serialized_reader::ReadOptionsBuilder,
     },
@@ -23,6 +24,9 @@ use std::{
 
 /// Readers kept between samples, so that samples in order cost one pass: enough for a few threads.
 const MOST_CURSORS: usize = 4;
+
+/// The length of the footer, and the mark at the end of the file.
+const TAIL_BYTES: u64 = 8;
 
 /// One value of a row.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +73,7 @@ impl ParquetRows {
     /// # Errors
     /// If it is no whole parquet file, or a column is missing or repeated.
     pub fn open(input: Input, columns: &[&str]) -> Result<Self> {
+        check_footer(&input)?;
         let reader = guarded(&input, || {
             let options = ReadOptionsBuilder::new().build();
             SerializedFileReader::new_with_options(Chunks(input.clone()), options)
@@ -79,6 +84,14 @@ impl ParquetRows {
             n_rows = n_here.and_then(|n| n_rows.checked_add(n)).ok_or_else(|| {
                 input.corrupt(None, format!("a row group of {} rows", group.num_rows()))
             })?;
+            // The library panics at these.
+            let is_negative = |column: &ColumnChunkMetaData| {
+                let places = [column.data_page_offset(), column.compressed_size()];
+                places.into_iter().chain(column.dictionary_page_offset()).any(|place| place < 0)
+            };
+            if group.columns().iter().any(is_negative) {
+                return Err(input.corrupt(None, "a column that starts before the file"));
+            }
             ends.push(n_rows);
         }
         let columns = find_columns(&input, &reader, columns)?;
@@ -184,6 +197,23 @@ fn find_columns(
         }),
     };
     names.iter().map(find).collect()
+}
+
+/// The library makes room for what the footer announces: looks at it before.
+fn check_footer(input: &Input) -> Result<()> {
+    let tail_offset = input.n_bytes().saturating_sub(TAIL_BYTES);
+    let tail = input.read_vec(tail_offset, TAIL_BYTES)?;
+    let [a, b, c, d, mark @ ..] = &tail[..] else { unreachable!("eight bytes were read") };
+    let footer_bytes = u64::from(u32::from_le_bytes([*a, *b, *c, *d]));
+    if mark != b"PAR1" || footer_bytes > tail_offset {
+        let reason = "no parquet file, or cut short: it does not end with a footer that fits";
+        return Err(input.corrupt(tail_offset, reason));
+    }
+    let footer_offset = tail_offset - footer_bytes;
+    match is_plausible(&input.read_vec(footer_offset, footer_bytes)?) {
+        true => Ok(()),
+        false => Err(input.corrupt(footer_offset, "a footer that announces more than it holds")),
+    }
 }
 
 /// The library is not meant to panic; if it does, it is the file's fault all the same.
@@ -307,9 +337,11 @@ fn check_page(input: &Input, start: u64) -> ParquetResult<()> {
     let mut rest = &head[..n_head];
     let announced = number(&mut rest).and_then(|_| number(&mut rest));
     match announced {
-        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => Err(ParquetError::General(
-            format!("a page of {n_bytes} bytes at byte {start} of a file of {}", input.n_bytes()),
-        )),
+        Some(n_bytes) if n_bytes > most_page_bytes(input.n_bytes()) => {
+            let n_all = input.n_bytes();
+            let reason = format!("a page of {n_bytes} bytes at byte {start} of a file of {n_all}");
+            Err(ParquetError::General(reason))
+        }
         _ => Ok(()),
     }
 }

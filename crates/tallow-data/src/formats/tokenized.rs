@@ -7,6 +7,7 @@ use std::{
     fmt,
     fs::File,
     io::{BufWriter, Write},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -38,7 +39,10 @@ impl Tokenizer {
             return Err(input.corrupt(None, reason));
         }
         let content = input.read_vec(0, input.n_bytes())?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(content)
+        // The library panics at some files that are no tokenizer.
+        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(content));
+        let mut inner = parsed
+            .map_err(|_| input.corrupt(None, "no tokenizer: its parts do not parse"))?
             .map_err(|error| input.corrupt(None, format!("no tokenizer: {error}")))?;
         // Documents are cut into sequences later, whatever the file asks for.
         inner.with_padding(None);
@@ -60,7 +64,9 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer refuses it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoded = self.inner.encode_fast(text, false);
+        let encode = || self.inner.encode_fast(text, false);
+        let encoded = catch_unwind(AssertUnwindSafe(encode))
+            .map_err(|_| self.fault("the tokenizer could not cope with a text".into()))?;
         let encoded = encoded.map_err(|error| self.fault(error.to_string()))?;
         Ok(encoded.get_ids().to_vec())
     }
