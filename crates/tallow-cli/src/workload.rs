@@ -125,6 +125,6 @@ impl Workload for Work<'_> {
     }
 
     fn batch_bytes(&self, policy: &precision::Policy, n_samples: usize) -> u64 {
-        self.opened.train.dataset(policy.compute).batch_bytes(n_samples)
+        self.opened.train.held_bytes(policy.compute, n_samples)
     }
 }

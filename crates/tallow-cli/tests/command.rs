@@ -220,8 +220,14 @@ fn unknown_words_are_refused_by_name() {
     );
     refused(&[&gpt[..], &["--set", "model.vocab=9000000000000000000"]].concat(), "is the most");
     refused(&["train", "--set", "model.n_layers=2"], "resnet-digits has none");
-    refused(&["train", "--set", "model.name=gpt2"], "data.source must be `synthetic`");
-    refused(&["train", "--set", "data.seq_tokens=9"], "only source `synthetic` has one");
+    refused(
+        &["train", "--set", "model.name=gpt2"],
+        "which learns tokens; data.source `digits` has images",
+    );
+    refused(
+        &["train", "--set", "data.seq_tokens=9"],
+        "data.seq_tokens is given, but data.source digits has none",
+    );
     refused(
         &["train", "--set", "optimizer.release_gradients=true", "--set", "train.accumulate=2"],
         "keeps sums",

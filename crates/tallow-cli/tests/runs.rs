@@ -77,8 +77,11 @@ fn tensors(file: &[u8]) -> Vec<u8> {
     file[8 + n_bytes as usize..].to_vec()
 }
 
+/// Weights, moments, and (update, loss) of every line of the metrics.
+type Left = (Vec<u8>, Vec<u8>, Vec<(u64, String)>);
+
 /// The files of the newest checkpoint, and (update, loss) of every line.
-fn what_is_left(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<(u64, String)>) {
+fn what_is_left(folder: &Path) -> Left {
     let entries = fs::read_dir(folder.join("checkpoints")).expect("checkpoints");
     let newest = entries.map(|entry| entry.expect("an entry").path()).max().expect("one at least");
     let read = |name: &str| tensors(&fs::read(newest.join(name)).expect(name));
@@ -91,7 +94,7 @@ fn what_is_left(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<(u64, String)>) {
     (read("weights.safetensors"), read("optimizer.safetensors"), losses)
 }
 
-fn straight(name: &str) -> (Folder, (Vec<u8>, Vec<u8>, Vec<(u64, String)>)) {
+fn straight(name: &str) -> (Folder, Left) {
     let folder = Folder::new(name);
     ends(&mut begin(&folder.0));
     let left = what_is_left(&folder.0);

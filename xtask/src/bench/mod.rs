@@ -22,7 +22,7 @@ pub(crate) enum Bench {
     /// Held-out accuracy of the digits model in each precision and optimizer format.
     Accuracy(accuracy::Accuracy),
     /// Whether budgets are kept, and peaks foreseen: models x batches x budgets.
-    PlanSweep(Common),
+    PlanSweep(sweep::PlanSweep),
     /// A GPT of 30M parameters: tallow's modes beside PyTorch's.
     Gpt(gpt::Gpt),
     /// ResNet-50: tallow's modes beside PyTorch's.

@@ -46,13 +46,24 @@ struct Sum {
     misses: Vec<String>,
 }
 
+/// Options of `bench plan-sweep`.
+#[derive(clap::Args)]
+pub(crate) struct PlanSweep {
+    /// Only the models whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
 /// A row a model, batch and budget; false if one failed to run.
-pub(super) fn run(options: &Common) -> Result<bool> {
+pub(super) fn run(PlanSweep { only, common: options }: &PlanSweep) -> Result<bool> {
     let (binary, mut lines) = options.open()?;
+    let wanted = |case: &Case| only.as_ref().is_none_or(|only| case.name.contains(only));
     println!("| {} |", COLUMNS.join(" | "));
     println!("|{}", "---|".repeat(COLUMNS.len()));
     let mut sum = Sum::default();
-    for case in cases(options.quick) {
+    for case in cases(options.quick).into_iter().filter(wanted) {
         match range(&binary, &case) {
             Ok((least, most)) => {
                 let first = (least as f64 * BARELY).ceil() as u64;
@@ -75,20 +86,28 @@ fn range(binary: &Binary, case: &Case) -> Result<(u64, u64)> {
     let candidates = plan["candidates"].as_array().context("the plan lists no candidates")?;
     let peaks = candidates.iter().filter_map(|c| c["predicted_peak_bytes"].as_u64());
     let most = peaks.max().context("no candidate has a peak")?;
-    match binary.plan(&case.settings, Some("1")) {
-        Ok(_) => bail!("a budget of 1 byte was planned for"),
-        Err(error) => {
-            let text = format!("{error:#}");
-            Ok((smallest_bytes(&text).with_context(|| text.clone())?, most))
+    let mut hopeless = 1;
+    loop {
+        let Err(error) = binary.plan(&case.settings, Some(&hopeless.to_string())) else {
+            bail!("a budget of {hopeless} bytes was planned for");
+        };
+        let text = format!("{error:#}");
+        match number_after(&text, "the weights of the model alone are ") {
+            // Refused before anything was priced: a little more, then.
+            Some(weights) if weights >= hopeless => hopeless = weights + 1,
+            _ => {
+                let least = number_after(&text, "the smallest needs ");
+                return Ok((least.with_context(|| text.clone())?, most));
+            }
         }
     }
 }
 
-/// The number in the planner's complaint that nothing fits.
-fn smallest_bytes(complaint: &str) -> Option<u64> {
-    let (_, rest) = complaint.split_once("the smallest needs ")?;
-    let (number, _) = rest.split_once(" bytes")?;
-    number.parse().ok()
+/// A number in the planner's complaint that nothing fits.
+fn number_after(complaint: &str, words: &str) -> Option<u64> {
+    let (_, rest) = complaint.split_once(words)?;
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
 }
 
 impl Sum {
@@ -271,10 +290,10 @@ mod tests {
             ),
             ("exit status: 2: the smallest needs 7 bytes; cheapest change: x", Some(7)),
             ("the smallest needs many bytes", None),
-            ("the smallest needs 12", None),
+            ("the smallest needs 12", Some(12)),
             ("no such file", None),
         ] {
-            assert_eq!(smallest_bytes(text), bytes, "{text}");
+            assert_eq!(number_after(text, "the smallest needs "), bytes, "{text}");
         }
     }
 

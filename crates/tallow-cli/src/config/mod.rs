@@ -3,6 +3,7 @@
 //! Without a budget every choice is made: by the file, or by a default. With one, what the file
 //! leaves open is the planner's: precision, micro-batch, recomputation, optimizer state.
 
+mod files;
 mod memory;
 mod model;
 mod optimizer;

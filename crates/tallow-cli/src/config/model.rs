@@ -1,16 +1,22 @@
 //! Sections `model` and `data`: which network, on what.
 
+use super::{
+    files::{self, Photos, Reading, Sequences, TokenFormat},
+    memory::Bytes,
+};
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tallow_data::{Dataset, ImageSet, Images, Kind, Pixels, Synthetic};
+use tallow_data::{Dataset, ImageSet, Images, Kind, OnCorrupt, Pixels, Synthetic, formats::Token};
 use tallow_models::{Gpt2Config, ResNetConfig};
 
 const DIGITS: &str = "digits";
 const SYNTHETIC: &str = "synthetic";
 /// Digits held out of the embedded 10 000.
 const DIGITS_HELD_OUT: usize = 1000;
+/// Tokens where each byte is one.
+const N_BYTES: usize = 256;
 const MODELS: &str = "`resnet-digits`, `resnet18`, `resnet50` and `gpt2`";
 
 /// The most that one size of a model or of data may be.
@@ -41,6 +47,40 @@ pub(super) struct DataSection {
     image_size: Option<[usize; 2]>,
     n_classes: Option<usize>,
     seq_tokens: Option<usize>,
+    format: Option<String>,
+    augment: Option<bool>,
+    on_corrupt: Option<OnCorruptWord>,
+    max_skipped: Option<u64>,
+    prefetch_bytes: Option<Bytes>,
+}
+
+/// What becomes of samples that cannot be read.
+#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum OnCorruptWord {
+    Fail,
+    Skip,
+}
+
+impl DataSection {
+    /// More corrupt samples than this are no accident.
+    const MAX_SKIPPED: u64 = 100;
+
+    fn reading(&self, seed: u64) -> Result<Reading> {
+        let skips = self.on_corrupt == Some(OnCorruptWord::Skip);
+        ensure!(
+            skips || self.max_skipped.is_none(),
+            "data.max_skipped is given, but data.on_corrupt is not skip"
+        );
+        let limit = self.max_skipped.unwrap_or(Self::MAX_SKIPPED);
+        let prefetch_bytes = self.prefetch_bytes.as_ref().map(Bytes::checked).transpose();
+        Ok(Reading {
+            augment: self.augment.unwrap_or(false),
+            on_corrupt: if skips { OnCorrupt::Skip { limit } } else { OnCorrupt::Fail },
+            prefetch_bytes: prefetch_bytes.context("data.prefetch_bytes")?.unwrap_or(0),
+            seed,
+        })
+    }
 }
 
 /// A network, before the data have told it their classes.
@@ -61,6 +101,14 @@ pub(crate) enum ResNetKind {
 }
 
 impl ResNetKind {
+    /// Channels of its images, and their size if none is given.
+    fn images(self) -> (usize, [usize; 2]) {
+        match self {
+            ResNetKind::Digits => (1, [28, 28]),
+            ResNetKind::ResNet18 | ResNetKind::ResNet50 => (3, [224, 224]),
+        }
+    }
+
     /// For images of `channels` and `n_classes`.
     pub(crate) fn config(self, in_channels: usize, n_classes: usize) -> ResNetConfig {
         let config = match self {
@@ -102,6 +150,23 @@ pub(crate) enum Source {
         /// Images held out; a tenth if `None`.
         held_out: Option<usize>,
     },
+    /// A folder with a folder of photographs for each class.
+    Photos {
+        folder: PathBuf,
+        held_out: Option<usize>,
+        /// Channels, height, width.
+        dims: [usize; 3],
+        reading: Reading,
+    },
+    /// A file of tokens.
+    Tokens {
+        path: PathBuf,
+        format: TokenFormat,
+        held_out: Option<usize>,
+        /// Tokens of a sequence, and of the model's vocabulary.
+        sizes: (usize, usize),
+        reading: Reading,
+    },
     /// Made up.
     Synthetic {
         /// Learnt from, and held out.
@@ -112,10 +177,14 @@ pub(crate) enum Source {
 }
 
 /// Samples, before it is known what dtype they are wanted in.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Samples {
     /// Bytes of images.
     Images(ImageSet),
+    /// Files of images.
+    Photos(Photos),
+    /// A file of tokens.
+    Tokens(Sequences),
     /// Made up.
     Synthetic(Synthetic),
 }
@@ -125,7 +194,20 @@ impl Samples {
     pub(crate) fn n_samples(&self) -> usize {
         match self {
             Samples::Images(set) => set.n_images(),
+            Samples::Photos(set) => set.n_samples(),
+            Samples::Tokens(set) => set.n_samples(),
             Samples::Synthetic(set) => set.n_samples,
+        }
+    }
+
+    /// Bytes of a batch of `n_samples`, and of what is read ahead of it.
+    pub(crate) fn held_bytes(&self, dtype: DType, n_samples: usize) -> u64 {
+        match self {
+            Samples::Photos(set) => set.held_bytes(dtype, n_samples),
+            Samples::Tokens(set) => set.held_bytes(n_samples),
+            Samples::Images(_) | Samples::Synthetic(_) => {
+                self.dataset(dtype).batch_bytes(n_samples)
+            }
         }
     }
 
@@ -136,6 +218,8 @@ impl Samples {
                 let pixels = Pixels::digits(dtype, &Device::Cpu);
                 Box::new(Images { set: set.clone(), pixels })
             }
+            Samples::Photos(set) => set.dataset(dtype),
+            Samples::Tokens(set) => set.dataset(),
             Samples::Synthetic(set) => Box::new(match set.kind {
                 Kind::Images { dims, n_classes, .. } => {
                     Synthetic { kind: Kind::Images { dims, n_classes, dtype }, ..set.clone() }
@@ -162,7 +246,9 @@ impl Source {
     pub(crate) fn name(&self) -> String {
         match self {
             Source::Images { folder: None, .. } => DIGITS.to_string(),
-            Source::Images { folder: Some(folder), .. } => folder.display().to_string(),
+            Source::Images { folder: Some(path), .. }
+            | Source::Photos { folder: path, .. }
+            | Source::Tokens { path, .. } => path.display().to_string(),
             Source::Synthetic { .. } => SYNTHETIC.to_string(),
         }
     }
@@ -173,6 +259,12 @@ impl Source {
     pub(crate) fn open(&self, seed: u64) -> Result<Opened> {
         match self {
             Source::Images { folder, held_out } => open_images(folder.as_deref(), *held_out),
+            Source::Photos { folder, held_out, dims, reading } => {
+                files::open_photos(folder, *held_out, *dims, reading)
+            }
+            Source::Tokens { path, format, held_out, sizes, reading } => {
+                files::open_tokens(path, *format, *held_out, *sizes, reading)
+            }
             Source::Synthetic { n_samples: [n_train, n_held_out], kind } => {
                 let device = Device::Cpu;
                 let (size, channels, n_classes) = match *kind {
@@ -223,25 +315,90 @@ pub(super) fn checked(
     let network = network(&model, &data, seed)?;
     let source = match data.source.as_deref() {
         Some(SYNTHETIC) => synthetic(&network, &data)?,
-        source => {
-            for (key, given) in [
-                ("n_samples", data.n_samples.is_some()),
-                ("image_size", data.image_size.is_some()),
-                ("n_classes", data.n_classes.is_some()),
-                ("seq_tokens", data.seq_tokens.is_some()),
-            ] {
-                ensure!(!given, "data.{key} is given, but only source `{SYNTHETIC}` has one");
-            }
-            if let Model::Gpt2(_) = network {
-                bail!("model.name is gpt2, which learns tokens; data.source must be `{SYNTHETIC}`");
-            }
-            let folder = source.filter(|source| *source != DIGITS).map(PathBuf::from);
-            let default = folder.is_none().then_some(DIGITS_HELD_OUT);
-            Source::Images { folder, held_out: data.held_out.or(default) }
+        Some(source) if source != DIGITS => in_files(&network, &data, Path::new(source), seed)?,
+        _ => {
+            only_has(&data, DIGITS, &[])?;
+            learns_images(&network, DIGITS)?;
+            let held_out = data.held_out.or(Some(DIGITS_HELD_OUT));
+            Source::Images { folder: None, held_out }
         }
     };
     ensure!(data.held_out != Some(0), "data.held_out is 0, accuracy needs at least 1 sample");
     Ok((network, source))
+}
+
+/// That no key is given but those in `allowed`, which a source of this kind has.
+fn only_has(data: &DataSection, kind: &str, allowed: &[&str]) -> Result<()> {
+    for (key, given) in [
+        ("n_samples", data.n_samples.is_some()),
+        ("image_size", data.image_size.is_some()),
+        ("n_classes", data.n_classes.is_some()),
+        ("seq_tokens", data.seq_tokens.is_some()),
+        ("format", data.format.is_some()),
+        ("augment", data.augment.is_some()),
+        ("on_corrupt", data.on_corrupt.is_some()),
+        ("max_skipped", data.max_skipped.is_some()),
+        ("prefetch_bytes", data.prefetch_bytes.is_some()),
+    ] {
+        let is_allowed = !given || allowed.contains(&key);
+        ensure!(is_allowed, "data.{key} is given, but data.source {kind} has none");
+    }
+    Ok(())
+}
+
+fn learns_images(network: &Model, source: &str) -> Result<()> {
+    match network {
+        Model::ResNet(_) => Ok(()),
+        Model::Gpt2(_) => bail!(
+            "model.name is gpt2, which learns tokens; data.source `{source}` has images: give a file of \
+             text or tokens, or `{SYNTHETIC}`"
+        ),
+    }
+}
+
+/// By what is at `path`: a file of tokens, a pair of IDX files, or folders of photographs.
+fn in_files(network: &Model, data: &DataSection, path: &Path, seed: u64) -> Result<Source> {
+    let (name, held_out) = (path.display().to_string(), data.held_out);
+    let reading = data.reading(seed)?;
+    if path.is_file() {
+        only_has(data, "a file", &["seq_tokens", "format", "prefetch_bytes"])?;
+        let Model::Gpt2(config) = network else {
+            bail!("data.source `{name}` is a file of tokens, but {} learns images", network.name())
+        };
+        let format = match &data.format {
+            Some(word) => TokenFormat::named(word)?,
+            None => TokenFormat::of(path),
+        };
+        let seq_tokens = data.seq_tokens.unwrap_or(config.context);
+        ensure!(seq_tokens > 0, "data.seq_tokens is 0, 1 is the least");
+        let (sizes, path) = ((seq_tokens, config.vocab), path.to_path_buf());
+        return Ok(Source::Tokens { path, format, held_out, sizes, reading });
+    }
+    learns_images(network, &name)?;
+    let folder = path.to_path_buf();
+    let entries = std::fs::read_dir(path);
+    let is_idx = entries.map_or(true, |entries| {
+        entries.flatten().any(|e| e.file_name().to_string_lossy().contains("idx3-ubyte"))
+    });
+    if is_idx {
+        only_has(data, "with IDX files", &[])?;
+        return Ok(Source::Images { folder: Some(folder), held_out });
+    }
+    let keys = ["image_size", "augment", "on_corrupt", "max_skipped", "prefetch_bytes"];
+    only_has(data, "with folders of images", &keys)?;
+    let Model::ResNet(kind) = network else { unreachable!("it learns images") };
+    let (channels, default) = kind.images();
+    let size = image_size(data, default)?;
+    Ok(Source::Photos { folder, held_out, dims: [channels, size[0], size[1]], reading })
+}
+
+/// Height and width, if any machine has room for them.
+fn image_size(data: &DataSection, default: [usize; 2]) -> Result<[usize; 2]> {
+    let [height, width] = data.image_size.unwrap_or(default);
+    ensure!(height > 0 && width > 0, "data.image_size is {height} x {width}");
+    let large = height > 1 << 16 || width > 1 << 16;
+    ensure!(!large, "data.image_size is {height} x {width}, 65536 is the most");
+    Ok([height, width])
 }
 
 fn network(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
@@ -266,10 +423,19 @@ fn network(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model>
     Ok(Model::ResNet(kind))
 }
 
+/// Whether the tokens are the bytes of a file.
+fn is_text(data: &DataSection) -> bool {
+    let path = data.source.as_deref().map(Path::new).filter(|path| path.is_file());
+    path.is_some_and(|path| match &data.format {
+        Some(word) => word == "bytes",
+        None => TokenFormat::of(path) == TokenFormat::Raw(Token::U8),
+    })
+}
+
 fn gpt2(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
     let small = Gpt2Config::small();
     let config = Gpt2Config {
-        vocab: model.vocab.unwrap_or(small.vocab),
+        vocab: model.vocab.unwrap_or(if is_text(data) { N_BYTES } else { small.vocab }),
         context: model.context.unwrap_or(small.context),
         model_dim: model.model_dim.unwrap_or(small.model_dim),
         n_layers: model.n_layers.unwrap_or(small.n_layers),
@@ -319,14 +485,8 @@ fn synthetic(network: &Model, data: &DataSection) -> Result<Source> {
         }
         Model::ResNet(kind) => {
             only("seq_tokens", data.seq_tokens.is_some(), network.name())?;
-            let (channels, default) = match kind {
-                ResNetKind::Digits => (1, [28, 28]),
-                ResNetKind::ResNet18 | ResNetKind::ResNet50 => (3, [224, 224]),
-            };
-            let [height, width] = data.image_size.unwrap_or(default);
-            ensure!(height > 0 && width > 0, "data.image_size is {height} x {width}");
-            let large = height > 1 << 16 || width > 1 << 16;
-            ensure!(!large, "data.image_size is {height} x {width}, 65536 is the most");
+            let (channels, default) = kind.images();
+            let [height, width] = image_size(data, default)?;
             let n_classes = data.n_classes.unwrap_or(if channels == 1 { 10 } else { 1000 });
             ensure!(n_classes > 1, "data.n_classes is {n_classes}, 2 is the least");
             Kind::Images { dims: [channels, height, width], n_classes, dtype: DType::F32 }

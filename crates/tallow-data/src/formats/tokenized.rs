@@ -142,17 +142,15 @@ fn write_tokens(
     for index in 0..source.n_samples() {
         let ids = tokenizer.encode(&source.get(index)?)?;
         for &id in ids.iter().chain(&separator) {
-            let written = match (token, u16::try_from(id)) {
-                (Token::U32, _) => out.write_all(&id.to_le_bytes()),
-                (Token::U16, Ok(id)) => out.write_all(&id.to_le_bytes()),
-                (Token::U16, Err(_)) => {
-                    let name = source.name(index);
-                    return Err(
-                        tokenizer.fault(format!("token {id} of `{name}` does not fit 16 bits"))
-                    );
-                }
-            };
-            written.map_err(fault)?;
+            let n_bytes = token.n_bytes() as usize;
+            let bytes = id.to_le_bytes();
+            let (kept, lost) = bytes.split_at(n_bytes);
+            if lost.iter().any(|&byte| byte != 0) {
+                let (name, n_bits) = (source.name(index), 8 * n_bytes);
+                let reason = format!("token {id} of `{name}` does not fit {n_bits} bits");
+                return Err(tokenizer.fault(reason));
+            }
+            out.write_all(kept).map_err(fault)?;
             n_tokens += 1;
         }
     }

@@ -9,6 +9,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the types")]
 pub enum Token {
+    U8,
     U16,
     U32,
 }
@@ -17,6 +18,7 @@ impl Token {
     /// Bytes of a token in the file.
     pub const fn n_bytes(self) -> u64 {
         match self {
+            Self::U8 => 1,
             Self::U16 => 2,
             Self::U32 => 4,
         }
@@ -39,7 +41,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Little-endian tokens without a header, in sequences of `seq_tokens + 1`.
+    /// Little-endian tokens without a header, or the bytes of any text, in sequences of `seq_tokens + 1`.
     /// # Errors
     /// If there is not one sequence, or the bytes are no whole number of tokens.
     pub fn raw(input: Input, token: Token, seq_tokens: u64) -> Result<Self> {
@@ -122,6 +124,7 @@ impl Source for Tokens {
         let offset = self.data_offset + index * self.seq_tokens * n_bytes;
         let bytes = self.input.read_vec(offset, (self.seq_tokens + 1) * n_bytes)?;
         let tokens: Vec<u32> = match self.token {
+            Token::U8 => bytes.iter().map(|&byte| u32::from(byte)).collect(),
             Token::U16 => {
                 let (pairs, _) = bytes.as_chunks::<2>();
                 pairs.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).collect()
