@@ -25,9 +25,9 @@ pub(crate) struct Gpt {
     /// The budget of the row that has one.
     #[arg(long, value_name = "BYTES")]
     budget: Option<String>,
-    /// Only the modes whose name contains this.
+    /// Only the mode of this name, or those whose name contains it; may be given several times.
     #[arg(long)]
-    only: Option<String>,
+    only: Vec<String>,
 }
 
 /// Sizes of the network and of its batch.
@@ -93,7 +93,7 @@ pub(super) fn run(options: &Gpt) -> Result<bool> {
         common: &options.common,
         python: options.python.as_deref(),
         rounds: if quick { 1 } else { options.rounds },
-        only: options.only.as_deref(),
+        only: &options.only,
     };
     let steps = if quick { 2 } else { options.steps };
     versus::run(&Sizes::of(quick).work(steps), &plan, Mode::all(budget))

@@ -31,9 +31,9 @@ pub(crate) struct ResNet50 {
     /// The budget of the row that has one.
     #[arg(long, value_name = "BYTES", default_value = "0.6GiB")]
     budget: String,
-    /// Only the modes whose name contains this.
+    /// Only the mode of this name, or those whose name contains it; may be given several times.
     #[arg(long)]
-    only: Option<String>,
+    only: Vec<String>,
 }
 
 /// Measures and prints; false if a row failed to run.
@@ -45,7 +45,7 @@ pub(super) fn run(options: &ResNet50) -> Result<bool> {
         common: &options.common,
         python: options.python.as_deref(),
         rounds: if quick { 1 } else { options.rounds },
-        only: options.only.as_deref(),
+        only: &options.only,
     };
     versus::run(&work(size, batch, steps), &plan, Mode::all(&options.budget))
 }

@@ -65,8 +65,8 @@ pub(super) struct Plan<'a> {
     pub(super) python: Option<&'a Path>,
     /// Runs of each mode.
     pub(super) rounds: usize,
-    /// Only the modes whose name contains this.
-    pub(super) only: Option<&'a str>,
+    /// Only the modes of these names, or whose names contain them; none: all.
+    pub(super) only: &'a [String],
 }
 
 /// A mode and what came of it.
@@ -82,10 +82,9 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
     let (binary, mut lines) = plan.common.open()?;
     let torch = Torch::of(plan.python);
     let peers = if torch.is_ok() { Vec::from(PEERS) } else { Vec::new() };
-    let wanted = |mode: &Mode| plan.only.is_none_or(|only| mode.name().contains(only));
     let mut entries: Vec<Entry> =
-        in_turns(modes, peers).into_iter().filter(wanted).map(Entry::new).collect();
-    ensure!(!entries.is_empty(), "--only `{}` is in no mode's name", plan.only.unwrap_or_default());
+        wanted(in_turns(modes, peers), plan.only).into_iter().map(Entry::new).collect();
+    ensure!(!entries.is_empty(), "--only {:?} is in no mode's name", plan.only);
     let torch_or_none = torch.as_ref().ok();
     for round in 0..plan.rounds {
         for entry in &mut entries {
@@ -129,6 +128,19 @@ impl Mode {
             Peer(name, _) => name,
         }
     }
+}
+
+/// The modes that are asked for.
+fn wanted(modes: Vec<Mode>, only: &[String]) -> Vec<Mode> {
+    let names: Vec<String> = modes.iter().map(|mode| mode.name().to_string()).collect();
+    let is_wanted = |name: &str| {
+        only.is_empty()
+            || only.iter().any(|only| match names.contains(only) {
+                true => name == only,
+                false => name.contains(only.as_str()),
+            })
+    };
+    modes.into_iter().filter(|mode| is_wanted(mode.name())).collect()
 }
 
 /// One of the first, one of the second, and so on.
@@ -263,6 +275,19 @@ mod tests {
         let modes = in_turns(vec![tallow("a"), tallow("b"), tallow("c")], peers);
         let names: Vec<&str> = modes.iter().map(Mode::name).collect();
         assert_eq!(names, ["a", "p", "b", "q", "c"]);
+    }
+
+    #[test]
+    fn a_whole_name_is_that_mode_alone() {
+        let modes = || vec![tallow("f32"), tallow("f32, accumulate 4"), tallow("planned")];
+        let names = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|only| only.to_string()).collect();
+            let found = wanted(modes(), &only);
+            found.iter().map(|mode| mode.name().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]).len(), 3);
+        assert_eq!(names(&["f32", "plan"]), ["f32", "planned"]);
+        assert_eq!(names(&["accum"]), ["f32, accumulate 4"]);
     }
 
     #[test]
