@@ -135,7 +135,7 @@ fn a_text_is_learnt_byte_by_byte() {
         "train.learning_rate=0.01",
     ];
     let report = report(&train(&source, &out, &settings), &out);
-    assert!(report["loss"].as_f64().expect("a loss") < 1.0, "{report}");
+    assert!(report["loss"].as_f64().expect("a loss") < 2.0, "{report}");
     assert_eq!(report["size"], serde_json::json!([32]));
 
     let with = |more: &[&str]| train(&source, &folder.path("x"), &[&settings[..], more].concat());
