@@ -43,6 +43,14 @@ pub enum Error {
         /// What it is; a number of bytes may be rounded.
         found: f64,
     },
+    /// A device's driver does not answer.
+    #[error("CUDA device {index}: {message}")]
+    Driver {
+        /// The device.
+        index: u32,
+        /// The driver's words.
+        message: String,
+    },
     /// More is live than the mark allows: the step stops before the system ends the process.
     #[error(
         "{live_bytes} bytes are live, the mark is {mark_bytes} of {limit_bytes}; \

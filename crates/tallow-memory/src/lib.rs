@@ -36,10 +36,14 @@ mod ledger;
 pub mod limits;
 mod meter;
 mod meters;
+#[cfg(feature = "cuda")]
+mod nvml;
 pub mod plan;
 mod resident;
 mod terms;
 pub mod timeline;
+#[cfg(feature = "cuda")]
+pub use crate::nvml::CudaMeter;
 pub use crate::{
     counters::{MAX_SCOPES, Scope},
     counting::CountingAllocator,
