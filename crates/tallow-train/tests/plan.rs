@@ -172,12 +172,13 @@ fn knobs_are_turned_in_the_users_order() {
 /// Norms over a batch are not cut for a small gain.
 #[test]
 fn statistics_are_cut_for_much_or_where_that_is_asked() {
-    let of = |prefer: Vec<Knob>, has_statistics| {
-        Space { prefer, ..space() }.must_win(&[Knob::Accumulate], has_statistics)
+    let of = |prefer: Vec<Knob>, micro_batch, has_statistics| {
+        Space { prefer, ..space() }.must_win(&[Knob::Accumulate], micro_batch, has_statistics)
     };
-    assert_eq!((of(vec![], true), of(vec![], false)), (2.0, 1.15));
-    assert_eq!(of(vec![Knob::Accumulate], true), 1.0);
-    let both = space().must_win(&[Knob::Recompute, Knob::LowState], true);
+    assert_eq!((of(vec![], 8, true), of(vec![], 8, false)), (2.0, 1.15));
+    assert_eq!((of(vec![], 2, true), of(vec![], 2, false)), (2.0 * 1.25 * 1.25, 1.15));
+    assert_eq!(of(vec![Knob::Accumulate], 2, true), 1.0);
+    let both = space().must_win(&[Knob::Recompute, Knob::LowState], 16, true);
     assert_eq!(both, 1.05);
 }
 

@@ -272,7 +272,8 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         !auto_micro_batch || optimizer.release_gradients != Some(true),
         "train.micro_batch is auto, but optimizer.release_gradients needs one micro-batch"
     );
-    let learning_rate = positive("learning_rate", train.learning_rate)?.unwrap_or(4e-3);
+    let learning_rate = positive("learning_rate", train.learning_rate)?;
+    let learning_rate = learning_rate.unwrap_or(model.learning_rate());
     let release = optimizer.release_gradients == Some(true);
     let precisions = precisions(&precision, budget.is_some())?;
     let optimizers = optimizers(&optimizer, &memory, budget.is_some(), learning_rate)?;

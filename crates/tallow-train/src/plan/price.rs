@@ -82,7 +82,7 @@ impl<W: Workload> Price<'_, W> {
             policy,
             optimizer,
             micro_batch,
-            must_win: space.must_win(&knobs, found.beside_bytes > 0),
+            must_win: space.must_win(&knobs, micro_batch, found.beside_bytes > 0),
             knobs,
             choice: space.choice(policy, optimizer, micro_batch, &recompute),
             recompute,

@@ -67,6 +67,9 @@ impl Knob {
     /// The same of micro-batches, where batch norms would see less.
     pub const CUT_STATISTICS_MUST_WIN: f64 = 2.0;
 
+    /// And for each time that such micro-batches are cut in two once more.
+    pub const CUT_AGAIN_MUST_WIN: f64 = 1.25;
+
     /// As configurations spell it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -135,11 +138,16 @@ impl Space {
 
     /// How many times faster `knobs` must make a candidate where they need not be turned. Batch norms
     /// see a micro-batch and not the batch: of a model that has any, `has_statistics`, the batch is
-    /// cut where that is needed, or for a gain that nobody would leave, or where the user prefers it.
-    pub fn must_win(&self, knobs: &[Knob], has_statistics: bool) -> f64 {
+    /// cut, and cut in two again, where that is needed, or for a gain that nobody would leave, or
+    /// where the user prefers it.
+    pub fn must_win(&self, knobs: &[Knob], micro_batch: usize, has_statistics: bool) -> f64 {
         let is_preferred = self.prefer.contains(&Knob::Accumulate);
+        let n_cuts = (self.batch as f64 / micro_batch.max(1) as f64).log2().max(1.0);
+        let again = Knob::CUT_AGAIN_MUST_WIN.powf(n_cuts - 1.0);
         let of = |knob: &Knob| match knob {
-            Knob::Accumulate if has_statistics && !is_preferred => Knob::CUT_STATISTICS_MUST_WIN,
+            Knob::Accumulate if has_statistics && !is_preferred => {
+                Knob::CUT_STATISTICS_MUST_WIN * again
+            }
             knob => Knob::MUST_WIN[self.place(*knob)],
         };
         knobs.iter().map(of).product()
