@@ -109,6 +109,8 @@ pub(crate) struct Photos {
     part: Part<ImageFolder>,
     dims: [usize; 3],
     reading: Reading,
+    /// What decoding takes beside, in the threads that read ahead.
+    decoding_bytes: u64,
 }
 
 impl Photos {
@@ -125,19 +127,8 @@ impl Photos {
         let loader = self.loader(dtype);
         match self.reading.prefetch_bytes {
             0 => loader.batch_bytes(n_samples),
-            _ => loader.held_bytes(n_samples) + Reading::N_THREADS as u64 * self.decoding_bytes(),
+            _ => loader.held_bytes(n_samples) + self.decoding_bytes,
         }
-    }
-
-    /// Bytes that decoding the largest of some images needs, as far as their headers tell.
-    fn decoding_bytes(&self) -> u64 {
-        let step = self.part.n_samples.div_ceil(N_PROBED).max(1);
-        let of = |index: u64| {
-            let Encoded { path, bytes, .. } = self.part.get(index).ok()?;
-            let (_, [height, width]) = probe(&path, &bytes, &Decode::rgb()).ok()?;
-            Some(decode_bytes(height as u64 * width as u64, bytes.len() as u64))
-        };
-        (0..self.part.n_samples).step_by(step as usize).filter_map(of).max().unwrap_or(0)
     }
 
     fn loader(&self, dtype: DType) -> Loader<ImageBatches> {
@@ -224,6 +215,17 @@ fn n_held_out(asked: Option<usize>, n: u64, what: &str) -> Result<u64> {
     Ok(held_out)
 }
 
+/// Bytes that decoding the largest of some images needs, as far as their headers tell.
+fn decoding_bytes(images: &impl Source<Item = Encoded>) -> u64 {
+    let step = images.n_samples().div_ceil(N_PROBED).max(1);
+    let of = |index: u64| {
+        let Encoded { path, bytes, .. } = images.get(index).ok()?;
+        let (_, [height, width]) = probe(&path, &bytes, &Decode::rgb()).ok()?;
+        Some(decode_bytes(height as u64 * width as u64, bytes.len() as u64))
+    };
+    (0..images.n_samples()).step_by(step as usize).filter_map(of).max().unwrap_or(0)
+}
+
 /// A folder with a folder of images for each class, in an order that mixes the classes.
 /// # Errors
 /// If there are no images, or of one class only.
@@ -245,7 +247,11 @@ pub(crate) fn open_photos(
     // Which images are held out does not depend on the run.
     let order = Permutation::new(n_images, 0, 0);
     let (train, judged) = Part::split(images, Some(order), held_out);
-    let photos = |part| Photos { part, dims, reading: reading.clone() };
+    let decoding_bytes = match reading.prefetch_bytes {
+        0 => 0,
+        _ => Reading::N_THREADS as u64 * decoding_bytes(&train),
+    };
+    let photos = |part| Photos { part, dims, reading: reading.clone(), decoding_bytes };
     Ok(Opened {
         train: Samples::Photos(photos(train)),
         held_out: Samples::Photos(photos(judged).still()),
