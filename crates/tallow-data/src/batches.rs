@@ -1,4 +1,5 @@
 use crate::{
+    dataset::check,
     error::{Error, Result},
     image_set::ImageSet,
     permutation::Permutation,
@@ -86,15 +87,7 @@ impl ImageSet {
         pixels: Pixels,
     ) -> Result<Batches> {
         let n_images = self.n_images() as u64;
-        if batch_images == 0 {
-            return Err(Error::ZeroBatch);
-        }
-        if n_images == 0 {
-            return Err(Error::EmptySet);
-        }
-        if tail == Tail::Drop && self.n_images() < batch_images {
-            return Err(Error::NoWholeBatch { n_images, batch_images: batch_images as u64 });
-        }
+        check(n_images, batch_images, tail)?;
         let table = Table::new(pixels, 1)?;
         let epoch = match order {
             Order::Sequential => 0,

@@ -1,4 +1,4 @@
-use crate::rng::mix;
+use crate::rng::{GOLDEN, mix};
 
 /// A shuffle of `0..n` that needs no list: a function of `(n, seed, epoch)`, 80 bytes whatever `n`.
 ///
@@ -21,7 +21,6 @@ pub struct Permutation {
 const N_ROUNDS: usize = 8;
 /// Below, eight rounds are measurably not uniform: chi-square of 8 numbers is 400 deviations off.
 const MIN_BITS: u32 = 8;
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Permutation {
     /// The shuffle of `0..n` that belongs to `seed` and `epoch`.

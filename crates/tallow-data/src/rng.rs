@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// 2^64 over the golden ratio: SplitMix64's step.
+pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Random numbers that are a function of a key and a counter: draw `k` is `mix(key + k * golden)`,
 /// which is SplitMix64 (Steele, Lea, Flood 2014). 8 bytes, and no state but the count of draws.
@@ -48,7 +49,7 @@ impl Rng {
 }
 
 /// SplitMix64's finaliser.
-pub(crate) fn mix(mut z: u64) -> u64 {
+pub(crate) const fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ z >> 31

@@ -4,10 +4,9 @@ mod support;
 
 use candle_core::{DType, Device, ModuleT, Tensor, TensorId, Var};
 use std::collections::BTreeSet;
-use support::{chain_loss, descend, f64s};
+use support::{chain_loss, descend, f64s, gpt2};
 use tallow_models::{
-    Error, Gpt2Config, HfValue, LlamaConfig, Lora, RopeScaling, Segments, VitConfig, WeightLayout,
-    frozen,
+    Error, HfValue, LlamaConfig, Lora, RopeScaling, Segments, VitConfig, WeightLayout, frozen,
 };
 use tallow_tensor::{Params, missing_gradients, pass};
 use tallow_testkit::{Tol, assert_close, central_difference, values};
@@ -39,18 +38,6 @@ fn llama() -> LlamaConfig {
         tied: false,
         attention_bias: true,
         mlp_bias: false,
-    }
-}
-
-fn gpt2() -> Gpt2Config {
-    Gpt2Config {
-        vocab: 11,
-        context: 40,
-        model_dim: 8,
-        n_layers: 2,
-        n_heads: 2,
-        dropout: 0.0,
-        dropout_seed: 0,
     }
 }
 

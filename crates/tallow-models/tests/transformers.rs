@@ -3,7 +3,7 @@
 mod support;
 
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
-use support::{LOSS, chain, chain_loss, f64s};
+use support::{LOSS, chain, chain_loss, f64s, gpt2};
 use tallow_models::{
     Decoder, Error, Gpt2Config, Llama, LlamaConfig, RopeScaling, Sampling, Score, Segments, Vit,
     VitConfig, generate,
@@ -32,18 +32,6 @@ fn llama() -> LlamaConfig {
         tied: false,
         attention_bias: true,
         mlp_bias: true,
-    }
-}
-
-fn gpt2() -> Gpt2Config {
-    Gpt2Config {
-        vocab: 11,
-        context: 40,
-        model_dim: 8,
-        n_layers: 2,
-        n_heads: 2,
-        dropout: 0.0,
-        dropout_seed: 0,
     }
 }
 

@@ -132,15 +132,16 @@ fn knobs(key: &str, names: Option<&[String]>) -> Result<Vec<Knob>> {
 }
 
 fn saved_inputs(text: Option<&str>) -> Result<Saved> {
-    match text.unwrap_or("kept").split_once(':') {
-        None if matches!(text, None | Some("kept")) => Ok(Saved::AsIs),
-        None if text == Some("bf16") => Ok(Saved::Bf16),
-        Some(("file", folder)) if !folder.trim().is_empty() => {
+    let text = text.unwrap_or("kept");
+    match (text, text.strip_prefix("file:")) {
+        ("kept", _) => Ok(Saved::AsIs),
+        ("bf16", _) => Ok(Saved::Bf16),
+        (_, Some(folder)) if !folder.trim().is_empty() => {
             let folder = PathBuf::from(folder.trim());
             ensure!(folder.is_dir(), "`{}` is no folder", folder.display());
             Ok(Saved::File(folder))
         }
-        _ => bail!("`{}` is unknown; there are kept, bf16 and file:FOLDER", text.unwrap_or("")),
+        _ => bail!("`{text}` is unknown; there are kept, bf16 and file:FOLDER"),
     }
 }
 

@@ -1,11 +1,10 @@
 //! Random numbers that are a function of a key: nothing is kept, so nothing has to be saved.
 
-/// SplitMix64's step.
+use crate::rng::{self, GOLDEN};
+
+/// SplitMix64's first number from the state `z`.
 const fn mix(z: u64) -> u64 {
-    let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
+    rng::mix(z.wrapping_add(GOLDEN))
 }
 
 /// The key of the random changes of sample `index` in `epoch` of a run with `seed`.

@@ -7,10 +7,23 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use tallow_models::{HfValue, Segments};
+use tallow_models::{Gpt2Config, HfValue, Segments};
 use tallow_tensor::ops::{CrossEntropy, Loss};
 
 pub(crate) const LOSS: CrossEntropy = CrossEntropy { ignore_index: -100, label_smoothing: 0.0 };
+
+/// Two small blocks.
+pub(crate) fn gpt2() -> Gpt2Config {
+    Gpt2Config {
+        vocab: 11,
+        context: 40,
+        model_dim: 8,
+        n_layers: 2,
+        n_heads: 2,
+        dropout: 0.0,
+        dropout_seed: 0,
+    }
+}
 
 /// The path of a reference file.
 pub(crate) fn data(case: &str, file: &str) -> PathBuf {
