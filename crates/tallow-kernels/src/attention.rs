@@ -162,7 +162,8 @@ pub fn attention_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
 /// Elements that products of these (m, n, k) pack, one after the other.
 fn products_elems(sizes: &[(u64, u64, u64)]) -> u64 {
     let packed = |&(m, n, k): &(u64, u64, u64)| {
-        crate::product::scratch_elems(m as usize, n as usize, k as usize, false) as u64
+        let sizes = (m as usize, n as usize, k as usize);
+        crate::product::scratch_bytes::<f32>(sizes.0, sizes.1, sizes.2, false) as u64 / 4
     };
     sizes.iter().map(packed).max().unwrap_or(0)
 }

@@ -101,6 +101,42 @@ pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
     vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = T::narrow(*s)));
 }
 
+/// Rows of sums rounded once: `dst[i][j] = sums[i][j]`, or `+=`; each with its distance between rows.
+/// # Safety
+/// `dst` is good for `n` rows and columns, and nothing else reaches them meanwhile.
+/// # Panics
+/// If `sums` is too short.
+pub(crate) unsafe fn narrow_rows<T: Element>(
+    (dst, dst_ld): (*mut T, usize),
+    (sums, ld): (&[T::Acc], usize),
+    (n_rows, n_cols): (usize, usize),
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::current() >= Isa::Avx512Bf16
+        && let Some(sums) = as_type::<T::Acc, f32>(sums)
+        && crate::element::same_type::<T, half::bf16>()
+    {
+        assert!(n_rows == 0 || (n_rows - 1) * ld + n_cols <= sums.len(), "narrow_rows: sums");
+        let sums = (sums.as_ptr(), ld);
+        // SAFETY: the processor has the instructions, `sums` is long enough, the rest is the caller's
+        // promise.
+        return unsafe {
+            crate::x86::avx512::narrow_rows((dst.cast(), dst_ld), sums, (n_rows, n_cols), add)
+        };
+    }
+    for r in 0..n_rows {
+        let sums = &sums[r * ld..][..n_cols];
+        // SAFETY: the caller's promise.
+        let dst = unsafe { std::slice::from_raw_parts_mut(dst.add(r * dst_ld), n_cols) };
+        if add {
+            vectorized(|| dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s)));
+        } else {
+            narrow_into(dst, sums);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::to_odd_f32;
