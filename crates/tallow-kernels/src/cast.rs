@@ -1,11 +1,9 @@
 //! Casts between element types, each rounding once.
 
 use crate::{Element, Real, isa::vectorized, par};
+use crate::element::{as_type, as_type_mut};
 #[cfg(target_arch = "x86_64")]
-use crate::{
-    element::{as_type, as_type_mut},
-    isa::Isa,
-};
+use crate::isa::Isa;
 
 /// `dst[i] = src[i]`, rounded to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
 ///
@@ -61,14 +59,32 @@ fn to_odd_f32(x: f64) -> f32 {
     f32::from_bits(if grew { nearest.to_bits() - 1 } else { nearest.to_bits() + 1 })
 }
 
-/// `src` in the accumulator type: itself where it already is, else a copy in `scratch`.
-pub(crate) fn widened<'a, T: Element>(src: &'a [T], scratch: &'a mut Vec<T::Acc>) -> &'a [T::Acc] {
-    T::as_acc(src).unwrap_or_else(|| {
-        scratch.clear();
-        scratch.resize(src.len(), T::Acc::of(0.0));
-        widen_into(scratch, src);
-        scratch
-    })
+/// `src` as operands `O` of a product, which are `S` or its accumulator type: itself, or widened in
+/// `scratch`.
+pub(crate) fn operand<'a, S: Element, O: Element>(
+    src: &'a [S],
+    scratch: &'a mut Vec<O>,
+) -> &'a [O] {
+    if let Some(same) = as_type::<S, O>(src) {
+        return same;
+    }
+    scratch.resize(src.len(), O::default());
+    let wide = as_type_mut::<O, S::Acc>(scratch).expect("an operand is S or its accumulator type");
+    widen_into(wide, src);
+    scratch
+}
+
+/// Sums as operands `O` of a product: themselves, or rounded into `scratch`. On the caller's thread.
+pub(crate) fn sums_operand<'a, O: Element>(
+    src: &'a [O::Acc],
+    scratch: &'a mut Vec<O>,
+) -> &'a [O] {
+    if let Some(same) = as_type::<O::Acc, O>(src) {
+        return same;
+    }
+    scratch.resize(src.len(), O::default());
+    narrow_into(scratch, src);
+    scratch
 }
 
 /// `dst[i] = src[i]`, exact. On the caller's thread.

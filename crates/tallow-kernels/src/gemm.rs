@@ -105,8 +105,16 @@ pub fn widen_into<T: Element>(src: &[T], dst: &mut [T::Acc]) {
 /// Bytes one thread holds while it multiplies `m x k` by `k x n`: its packed operands and, for
 /// elements narrower than their accumulator, the sums of a tile.
 pub fn gemm_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    scratch_bytes::<T>(m, n, k, T::as_acc(&[]).is_none())
+}
+
+/// As [`gemm_scratch_bytes`], of [`gemm_acc`].
+pub fn gemm_acc_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    scratch_bytes::<T>(m, n, k, false)
+}
+
+fn scratch_bytes<T: Element>(m: u64, n: u64, k: u64, keeps_sums: bool) -> u64 {
     let (sizes, k) = ((m as usize, n as usize), k as usize);
-    let keeps_sums = T::as_acc(&[]).is_none();
     let bytes = if packs_narrow::<T>() {
         tile_bytes::<T::Narrow>(sizes, k, keeps_sums)
     } else {
@@ -315,6 +323,17 @@ pub fn gemm_serial<T: Element>(
     } else {
         serial::<T, T::Acc>(c, c_row_stride, a, b, store);
     }
+}
+
+/// Bytes that [`gemm_serial`] holds while it multiplies `m x k` by `k x n`.
+pub fn gemm_serial_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    let (m, n, k) = (m as usize, MOST.1.min(n as usize), k as usize);
+    let bytes = if packs_narrow::<T>() {
+        product::scratch_bytes::<T::Narrow>(m, n, k, false)
+    } else {
+        product::scratch_bytes::<T::Acc>(m, n, k, false)
+    };
+    bytes as u64
 }
 
 fn serial<T: Element, P: Packs<T>>(
