@@ -1,7 +1,7 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS,
+    BLOCK_DEPTH, Conv2dShape, Group, MIN_TASKS, block_out,
     planes::Planes,
     product,
     window::{Patches, Transposed, Window},
@@ -10,6 +10,7 @@ use crate::{
     Element, Real,
     gemm::{Dense, Store},
     isa::Isa,
+    micro::Packed,
     pack::{Lanes, Packs, packs_narrow},
     par::{self, Disjoint, tasks},
     product::{Left, Whole, tile},
@@ -164,7 +165,7 @@ fn weight_gradient<T: Element, P: Packs<T>>(
     x: &[T],
     shape: &Conv2dShape,
 ) {
-    let (plan, window) = (WeightPlan::new(shape), shape.window());
+    let (plan, window) = (WeightPlan::new::<P>(shape), shape.window());
     let n_pixels = shape.batch * shape.out_pixels();
     let cut_pixels = n_pixels.div_ceil(plan.n_cuts);
     let dst = Disjoint::new(dweight);
@@ -196,23 +197,34 @@ fn weight_gradient<T: Element, P: Packs<T>>(
     }
 }
 
+/// Patch rows below which a block is not halved to have more of them.
+const MIN_BLOCK_DEPTH: usize = 256;
+
 /// How the weight's gradient is cut into blocks and, where these are few, over pixels too: the
 /// partial sums of a block are added in the order of the cuts.
 pub(super) struct WeightPlan {
     groups: usize,
     blocks_out: usize,
     blocks_in: usize,
-    block_in: usize,
+    pub(super) block_in: usize,
+    block_out: usize,
     pub(super) n_cuts: usize,
 }
 
 impl WeightPlan {
-    pub(super) fn new(shape: &Conv2dShape) -> Self {
+    pub(super) fn new<P: Packed>(shape: &Conv2dShape) -> Self {
+        let block_out = block_out::<P>();
         let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
-        let blocks_in = shape.group_in().div_ceil(block_in);
-        let blocks_out = shape.group_out().div_ceil(BLOCK_OUT);
+        let blocks_out = shape.group_out().div_ceil(block_out);
+        let groups = shape.cfg.groups;
         let mut plan =
-            Self { groups: shape.cfg.groups, blocks_out, blocks_in, block_in, n_cuts: 1 };
+            Self { groups, blocks_out, blocks_in: 1, block_in, block_out, n_cuts: 1 };
+        plan.blocks_in = shape.group_in().div_ceil(block_in);
+        // Smaller blocks first: cuts over pixels have partial sums to hold and to add.
+        while plan.n_blocks() < MIN_TASKS && plan.block_in * shape.taps() >= 2 * MIN_BLOCK_DEPTH {
+            plan.block_in = plan.block_in.div_ceil(2);
+            plan.blocks_in = shape.group_in().div_ceil(plan.block_in);
+        }
         let most = (shape.batch * shape.out_pixels()).div_ceil(MIN_CUT_PIXELS);
         plan.n_cuts = MIN_TASKS.div_ceil(plan.n_blocks()).clamp(1, most.max(1));
         plan
@@ -226,8 +238,8 @@ impl WeightPlan {
         let (group, b) =
             (b / (self.blocks_in * self.blocks_out), b % (self.blocks_in * self.blocks_out));
         let (first_out, first_in) =
-            (b / self.blocks_in * BLOCK_OUT, b % self.blocks_in * self.block_in);
-        let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
+            (b / self.blocks_in * self.block_out, b % self.blocks_in * self.block_in);
+        let n_out = self.block_out.min(shape.group_out() - first_out);
         let n_in = self.block_in.min(shape.group_in() - first_in);
         WeightBlock { group, first_out, n_out, first_in, n_in }
     }

@@ -9,6 +9,7 @@
 use crate::{
     Element, Error, Real,
     gemm::{Cuts, Mat, Rows},
+    micro::Packed,
     pack::{Lanes, Packs, packs_narrow},
     par::Disjoint,
     product::{self, Whole},
@@ -30,8 +31,11 @@ pub use price::{
 
 /// Most channels and pixels of one tile of the output or of the input's gradient.
 const MOST: (usize, usize) = (768, 256);
-/// Output channels of one block of the weight gradient.
-const BLOCK_OUT: usize = 128;
+/// Output channels of one block of the weight gradient: more where products are so fast that patches
+/// must be packed less often.
+fn block_out<P: Packed>() -> usize {
+    if P::STEP > 1 { 256 } else { 128 }
+}
 /// Patch rows of one block of a gradient.
 const BLOCK_DEPTH: usize = 1152;
 /// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.

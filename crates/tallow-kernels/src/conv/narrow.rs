@@ -19,8 +19,37 @@ pub(crate) struct PanelRows<'a> {
     pub(crate) at: &'a [isize; NR],
     pub(crate) reach: &'a [Reach],
     pub(crate) plane_elems: usize,
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) runs: Option<super::window::Runs>,
+    pub(crate) lines: Lines,
+}
+
+/// Most runs of lanes that are read as such: a panel of a grid 7 wide has up to 4.
+pub(crate) const MAX_RUNS: usize = 4;
+
+/// Runs of lanes whose places are `step` (1 or 2) apart: where lane 0 of each lies (or would), and
+/// which lanes are of it. None where there are too many.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines {
+    pub(crate) n_runs: usize,
+    pub(crate) step: usize,
+    pub(crate) at: [isize; MAX_RUNS],
+    pub(crate) lanes: [u16; MAX_RUNS],
+}
+
+impl Lines {
+    fn new(at: &[isize], step: usize) -> Self {
+        let mut lines = Self { n_runs: 0, step, at: [0; MAX_RUNS], lanes: [0; MAX_RUNS] };
+        for (l, &place) in at.iter().enumerate() {
+            if l == 0 || place != at[l - 1] + step as isize {
+                if lines.n_runs == MAX_RUNS || step > 2 {
+                    return Self { n_runs: 0, ..lines };
+                }
+                lines.at[lines.n_runs] = place - (l * step) as isize;
+                lines.n_runs += 1;
+            }
+            lines.lanes[lines.n_runs - 1] |= 1 << l;
+        }
+        lines
+    }
 }
 
 impl<'a> PanelRows<'a> {
@@ -32,8 +61,7 @@ impl<'a> PanelRows<'a> {
             at: &panel.at,
             reach: &panels.reach[q * n_taps..][..n_taps],
             plane_elems: window.source_elems(),
-            #[cfg(target_arch = "x86_64")]
-            runs: panel.runs(),
+            lines: Lines::new(&panel.at[..panel.n_lanes], window.step[1]),
         }
     }
 

@@ -1,8 +1,9 @@
 //! What convolutions hold beside their inputs and outputs.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, MOST,
+    Conv2dShape, MOST,
     backward::{WeightPlan, phases},
+    block_out,
 };
 use crate::{
     Element,
@@ -69,9 +70,9 @@ pub fn conv2d_backward_weight_scratch_bytes<T: Element>(
 }
 
 fn weight_bytes<T: Element, P: Packed>(shape: &Conv2dShape, n_threads: u64) -> u64 {
-    let depth = shape.depth().min(BLOCK_DEPTH.max(shape.taps()));
-    let n_out = BLOCK_OUT.min(shape.group_out());
-    let plan = WeightPlan::new(shape);
+    let n_out = block_out::<P>().min(shape.group_out());
+    let plan = WeightPlan::new::<P>(shape);
+    let depth = plan.block_in * shape.taps();
     let n_pixels = (shape.batch * shape.out_pixels()).div_ceil(plan.n_cuts);
     let tile = product::scratch_bytes::<P>(n_out, depth, n_pixels, false) as u64;
     let sums = |n: usize| (n * size_of::<P::Sum>()) as u64;

@@ -49,13 +49,14 @@ const FAR: i32 = i32::MIN / 2;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct Panel {
     pub(super) at: [isize; NR],
+    pub(super) n_lanes: usize,
     layout: Layout,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Panel {
     /// The runs that the lanes lie in, if they do.
-    pub(super) fn runs(&self) -> Option<Runs> {
+    fn runs(&self) -> Option<Runs> {
         let Layout::Runs { second, step } = self.layout else { return None };
         Some(Runs {
             at: [self.at[0], self.at[second.min(NR - 1)] - (second * step) as isize],
@@ -110,7 +111,7 @@ impl Window {
             let inside = down & inside(isa, &cols, dx as i32, self.source[1] as i32);
             Reach { delta: dy * self.source[1] as isize + dx, inside }
         }));
-        Panel { at, layout: layout(&at[..n]) }
+        Panel { at, n_lanes: n, layout: layout(&at[..n]) }
     }
 
     /// The panels of consecutive lanes.

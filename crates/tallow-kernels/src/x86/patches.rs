@@ -100,34 +100,35 @@ unsafe fn row(rows: &PanelRows, At { plane, tap }: At) -> __m256i {
     let Reach { delta, inside } = rows.reach[tap];
     let at = plane + delta;
     let first = rows.x.as_ptr().wrapping_offset(at);
+    let lines = &rows.lines;
     // SAFETY: the caller's promise; masked lanes are not touched.
     unsafe {
-        let Some(runs) = rows.runs else { return gathered(rows, at, inside) };
-        let (one, two) = (inside & runs.first, inside & !runs.first);
-        if runs.step == 1 {
-            let v = _mm256_maskz_loadu_epi16(one, first.wrapping_offset(runs.at[0]).cast());
-            if two == 0 {
-                return v;
-            }
-            let w = _mm256_maskz_loadu_epi16(two, first.wrapping_offset(runs.at[1]).cast());
-            return _mm256_or_si256(v, w);
+        if lines.n_runs == 0 {
+            return gathered(rows, at, inside);
         }
-        let v = every_second(first.wrapping_offset(runs.at[0]), one);
-        if two == 0 {
-            return v;
+        let mut v = run(first.wrapping_offset(lines.at[0]), inside & lines.lanes[0], lines.step);
+        for r in 1..lines.n_runs {
+            let w = run(first.wrapping_offset(lines.at[r]), inside & lines.lanes[r], lines.step);
+            v = _mm256_or_si256(v, w);
         }
-        _mm256_or_si256(v, every_second(first.wrapping_offset(runs.at[1]), two))
+        v
     }
 }
 
-/// The elements `src[2 l]` whose bit is set, zero elsewhere.
+/// The elements `src[step l]` whose bit is set, zero elsewhere.
 /// # Safety
-/// Those elements may be read.
+/// Those elements may be read; `step` is 1 or 2.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn every_second(src: *const bf16, inside: u16) -> __m256i {
+unsafe fn run(src: *const bf16, inside: u16, step: usize) -> __m256i {
     // SAFETY: the caller's promise; masked lanes are not touched.
-    unsafe { _mm512_cvtepi32_epi16(_mm512_maskz_loadu_epi16(spread(inside), src.cast())) }
+    unsafe {
+        if step == 1 {
+            _mm256_maskz_loadu_epi16(inside, src.cast())
+        } else {
+            _mm512_cvtepi32_epi16(_mm512_maskz_loadu_epi16(spread(inside), src.cast()))
+        }
+    }
 }
 
 /// Bit `i` of `bits` at place `2 i`.
