@@ -8,6 +8,9 @@ use crate::{
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, ops};
 
+/// One tensor from another.
+type Map = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+
 /// What candle does for a case.
 pub enum Offer {
     /// The same.
@@ -164,7 +167,7 @@ fn embedding(rows: usize, features: usize, vocab: usize, dtype: DType) -> Result
 fn pass(kernel: Pass, rows: usize, cols: usize, dtype: DType) -> Result<Offer> {
     let x = tensor(&[rows, cols], 1, dtype)?;
     let (w, b) = (tensor(&[cols], 3, dtype)?, tensor(&[cols], 4, dtype)?);
-    let run: Box<dyn Fn(&Tensor) -> Result<Tensor>> = match kernel {
+    let run: Map = match kernel {
         Pass::LayerNorm => Box::new(move |x| ops::layer_norm(x, &w, &b, 1e-5)),
         Pass::RmsNorm => Box::new(move |x| ops::rms_norm(x, &w, 1e-5)),
         Pass::Softmax => Box::new(ops::softmax_last_dim),

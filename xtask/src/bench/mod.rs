@@ -3,10 +3,18 @@
 mod accuracy;
 mod binary;
 mod cases;
+mod figure;
+mod fit;
 mod gpt;
+mod host;
 mod kernels;
+mod large;
 mod offload;
+mod readme;
+mod record;
 mod resnet50;
+mod scaling;
+mod seed;
 mod stats;
 mod sweep;
 mod torch;
@@ -36,6 +44,18 @@ pub(crate) enum Bench {
     Offload(offload::Offload),
     /// Each kernel beside candle's, the `gemm` crate's and PyTorch's, and the machine's limits.
     Kernels(kernels::Kernels),
+    /// The reference table: ResNet-50 with each technique added, and each alone.
+    SeedTable(seed::SeedTable),
+    /// Training steps of Llama-shaped models of up to 1.1B parameters, under a budget.
+    Large(large::Large),
+    /// Peak and time against batch, image, sequence and depth, with figures and laws.
+    Scaling(scaling::Scaling),
+    /// Keep what benchmarks wrote with `--json`, with commit, processor and flags.
+    Record(record::Record),
+    /// How two records differ.
+    Compare(record::Compare),
+    /// Make a page's tables from a record.
+    Readme(readme::Readme),
 }
 
 /// Options of every benchmark.
@@ -88,6 +108,12 @@ pub(crate) fn run(bench: &Bench) -> Result<bool> {
         Bench::Resnet50(options) => resnet50::run(options),
         Bench::Offload(options) => offload::run(options),
         Bench::Kernels(options) => kernels::run(options),
+        Bench::SeedTable(options) => seed::run(options),
+        Bench::Large(options) => large::run(options),
+        Bench::Scaling(options) => scaling::run(options),
+        Bench::Record(options) => record::record(options),
+        Bench::Compare(options) => record::compare(options),
+        Bench::Readme(options) => readme::run(options),
     }
 }
 

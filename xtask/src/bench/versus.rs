@@ -28,10 +28,11 @@ const BASELINE: &str = "PyTorch fp32";
 const PLAIN: &str = "f32";
 
 /// PyTorch's modes.
-const PEERS: [Mode; 4] = [
+const PEERS: [Mode; 5] = [
     Peer(BASELINE, &["fp32"]),
     Peer("PyTorch bf16", &["bf16"]),
     Peer("PyTorch bf16, accumulate 4", &["bf16", "accum4"]),
+    Peer("PyTorch bf16, checkpoint", &["bf16", "ckpt"]),
     Peer("PyTorch fp32, checkpoint", &["fp32", "ckpt"]),
 ];
 
