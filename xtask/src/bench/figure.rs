@@ -41,7 +41,7 @@ impl Figure<'_> {
             .x_label_area_size(40)
             .y_label_area_size(60)
             .build_cartesian_2d(0.0..most(|p| p.0), 0.0..most(|p| p.1))?;
-        chart.configure_mesh().x_desc(self.x).y_desc(self.y).draw()?;
+        chart.configure_mesh().max_light_lines(1).x_desc(self.x).y_desc(self.y).draw()?;
         for (i, (name, points, law)) in self.lines.iter().enumerate() {
             let colour = COLOURS[i % COLOURS.len()];
             let dots = points.iter().map(|&point| Circle::new(point, 4, colour.filled()));
