@@ -1,11 +1,14 @@
-//! `cargo xtask cuda-check`: the workspace with its feature `cuda`.
+//! `cargo xtask cuda-check` and `cargo xtask cuda-bench`: the workspace with its feature `cuda`.
 
+mod bench;
 mod toolkit;
 
 use crate::metadata::Metadata;
 use anyhow::{Context, Result};
 use std::process::Command;
 use toolkit::Toolkit;
+
+pub(crate) use bench::{CudaBench, bench};
 
 /// Options of `cuda-check`.
 #[derive(clap::Args)]
