@@ -10,13 +10,15 @@ const SIZE: (u32, u32) = (640, 400);
 const COLOURS: [RGBColor; 4] =
     [RGBColor(31, 119, 180), RGBColor(214, 96, 20), RGBColor(44, 140, 60), RGBColor(140, 60, 160)];
 
+/// A name, points, and the law they follow.
+pub(super) type Line = (String, Vec<(f64, f64)>, Option<Law>);
+
 /// What is drawn.
 pub(super) struct Figure<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
     pub(super) y: &'a str,
-    /// A name, points, and the law they follow.
-    pub(super) lines: &'a [(String, Vec<(f64, f64)>, Option<Law>)],
+    pub(super) lines: &'a [Line],
 }
 
 impl Figure<'_> {

@@ -152,14 +152,14 @@ fn draw(points: &[Vec<(f64, f64, f64)>; 2], folder: &std::path::Path) -> Result<
         [("peak", "counted peak, MiB", |p| p.1), ("time", "seconds a step", |p| p.2)];
     println!("\n| state | measure, x in millions of parameters | law |\n|---|---|---|");
     for (file, name, pick) in measures {
-        let line = |((state, _), points): (&(&str, &str), &Vec<(f64, f64, f64)>)| {
+        let line = |(state, points): (&str, &Vec<(f64, f64, f64)>)| {
             let points: Vec<(f64, f64)> = points.iter().map(|p| (p.0, pick(p))).collect();
             let law = Law::of(&points);
             let text = law.map_or("-".to_string(), |law| law.text());
             println!("| {state} | {name} | {text} |");
-            ((*state).to_string(), points, law)
+            (state.to_string(), points, law)
         };
-        let lines: Vec<_> = STATES.iter().zip(points).map(line).collect();
+        let lines: Vec<_> = STATES.map(|state| state.0).into_iter().zip(points).map(line).collect();
         let title = format!("{name} against parameters");
         let figure = Figure { title: &title, x: "millions of parameters", y: name, lines: &lines };
         figure.save(&folder.join(format!("large-{file}.svg")))?;

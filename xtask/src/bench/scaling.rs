@@ -2,7 +2,7 @@
 
 use super::{
     Binary, Common, Lines,
-    figure::Figure,
+    figure::{self, Figure},
     fit::Law,
     owned,
     stats::{cell, mib},
@@ -174,7 +174,7 @@ fn draw(
         let law = Law::of(&points);
         (mode.clone(), points, law)
     };
-    let lines: Vec<(String, Vec<(f64, f64)>, Option<Law>)> = all.iter().map(line).collect();
+    let lines: Vec<figure::Line> = all.iter().map(line).collect();
     for (mode, _, law) in &lines {
         let law = law.map_or("-".to_string(), |law| law.text());
         println!("| {} | {mode} | {name} | {law} |", axis.name);
