@@ -26,6 +26,15 @@ impl Torch {
         Ok(Self { python: python.to_path_buf() })
     }
 
+    /// A process of `script` with as many threads. Its allocator keeps what it has, so that a result
+    /// taken anew is not paid for with page faults.
+    pub(super) fn command(&self, script: &str, n_threads: &Value) -> Command {
+        let mut command = Command::new(&self.python);
+        command.args(["-u", "-c", script]).env("OMP_NUM_THREADS", n_threads.to_string());
+        command.env("MALLOC_MMAP_MAX_", "0").env("MALLOC_TRIM_THRESHOLD_", "-1");
+        command
+    }
+
     /// A few steps of `work` in `modes`, as the script reports them.
     /// # Errors
     /// What it complained about.
