@@ -18,11 +18,12 @@ mod convert;
 mod decode;
 mod key;
 mod normalise;
+mod orient;
 mod resize;
 pub use self::{
     augment::{Augment, apply},
     convert::Channels,
-    decode::{Decode, Format, decode, decode_bytes, probe},
+    decode::{Decode, Format, decode, decode_bytes, decoding_bytes, probe},
     key::sample_key,
     normalise::Normalise,
     resize::{Filter, Region, resize},
