@@ -10,6 +10,7 @@ mod optimizer;
 mod precision;
 
 use model::Source;
+pub(crate) use files::{Format, Spent};
 pub(crate) use model::{Model, Opened};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
