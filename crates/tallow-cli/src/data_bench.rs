@@ -56,13 +56,20 @@ fn configured(asked: &Asked) -> Result<Config> {
         return config::load(asked.what, asked.set, None);
     };
     let name = path.to_str().context("the path is not UTF-8")?;
-    let says = |key: &str| asked.set.iter().any(|text| text.starts_with(key));
-    let has_tokenizer = says("data.tokenizer=");
-    let format = match asked.set.iter().find_map(|text| text.strip_prefix("data.format=")) {
-        Some(word) => config::Format::named(word)?,
-        None => config::Format::of(name, has_tokenizer)?,
+    let given = |key: &str| asked.set.iter().find_map(|text| text.strip_prefix(key));
+    let has_tokenizer = given("data.tokenizer=").is_some();
+    let format = match given("data.format=") {
+        Some(word) => Some(config::Format::named(word)?),
+        None if name.contains(['/', '.', '{']) || path.exists() => {
+            Some(config::Format::of(name, has_tokenizer)?)
+        }
+        None => None, // a word, such as `digits`
     };
-    let model = if format.is_tokens() || has_tokenizer { "gpt2" } else { "resnet18" };
+    let model = match format {
+        None => "resnet-digits",
+        Some(format) if format.is_tokens() || has_tokenizer => "gpt2",
+        Some(_) => "resnet18",
+    };
     let mut set = vec![format!("data.source=\"{name}\""), format!("model.name={model}")];
     set.extend_from_slice(asked.set);
     config::load(None, &set, None)

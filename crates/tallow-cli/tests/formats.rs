@@ -5,7 +5,7 @@ mod server;
 use serde_json::{Value, json};
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
     sync::Arc,
 };
@@ -18,7 +18,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tallow-formats-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("tallow-formats-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a folder");
         Self(path)
@@ -142,7 +143,8 @@ const IMAGES: [&str; 5] = [
     "train.seed=3",
 ];
 
-const SCHEMA: &str = "message m { REQUIRED GROUP image { REQUIRED BYTE_ARRAY bytes; } REQUIRED INT64 label; }";
+const SCHEMA: &str =
+    "message m { REQUIRED GROUP image { REQUIRED BYTE_ARRAY bytes; } REQUIRED INT64 label; }";
 
 #[test]
 fn photographs_in_any_format_train_the_same() {
@@ -153,7 +155,11 @@ fn photographs_in_any_format_train_the_same() {
     let path = |name: &str| folder.0.join(name).display().to_string();
     let want = losses(&folder, &path("set"), &IMAGES);
     let same = |source: &str, more: &[&str]| {
-        assert_eq!(losses(&folder, source, &[&IMAGES[..], more].concat()), want, "{source} {more:?}");
+        assert_eq!(
+            losses(&folder, source, &[&IMAGES[..], more].concat()),
+            want,
+            "{source} {more:?}"
+        );
     };
 
     let half = N_IMAGES / 2;
@@ -164,11 +170,13 @@ fn photographs_in_any_format_train_the_same() {
     let server = server::Server::of(&folder.0);
     same(&server.url("shards/a-{00..01}.tar"), &["data.cache_bytes=1MiB"]);
 
-    let (blobs, classes): (Vec<_>, Vec<_>) = (0..N_IMAGES).map(|i| (png(i), picture(i).1 as i64)).unzip();
+    let (blobs, classes): (Vec<_>, Vec<_>) =
+        (0..N_IMAGES).map(|i| (png(i), picture(i).1 as i64)).unzip();
     let file = folder.write("x.parquet", parquet(SCHEMA, &blobs, &classes));
     same(file.to_str().expect("UTF-8"), &[]);
 
-    let row = |i: usize, between: &str| format!("set/{c}/{i:03}.png{between}{c}\n", c = picture(i).1);
+    let row =
+        |i: usize, between: &str| format!("set/{c}/{i:03}.png{between}{c}\n", c = picture(i).1);
     let list: String = (0..N_IMAGES).map(|i| row(i, "\t")).collect();
     same(folder.write("x.lst", list).to_str().expect("UTF-8"), &[]);
     let csv: String = (0..N_IMAGES).map(|i| row(i, ",")).collect();
@@ -200,7 +208,8 @@ fn pixels_in_any_format_train_the_same() {
     let file = folder.write("x.safetensors", safetensors(&pixels, &labels));
     let want = losses(&folder, file.to_str().expect("UTF-8"), &IMAGES);
 
-    let images = folder.write("x.npy", npy("|u1", &format!("({N_IMAGES}, {SIDE}, {SIDE})"), &pixels));
+    let images =
+        folder.write("x.npy", npy("|u1", &format!("({N_IMAGES}, {SIDE}, {SIDE})"), &pixels));
     let classes = folder.write("y.npy", npy("<i8", &format!("({N_IMAGES},)"), &labels));
     let key = format!("data.labels={}", classes.display());
     let images = images.to_str().expect("UTF-8");
@@ -218,10 +227,19 @@ fn pixels_in_any_format_train_the_same() {
     assert_eq!(losses(&folder, csv, &IMAGES), want);
 
     refused(&train(&folder, images, &IMAGES), "name a .npy file of them as data.labels");
-    refused(&train(&folder, images, &[&IMAGES[..], &["data.label_column=x"]].concat()), "data.label_column is given");
-    refused(&train(&folder, csv, &["data.image_size=[3, 3]"]), "144 columns beside the label, [1, 3, 3] are 9 pixels");
+    refused(
+        &train(&folder, images, &[&IMAGES[..], &["data.label_column=x"]].concat()),
+        "data.label_column is given",
+    );
+    refused(
+        &train(&folder, csv, &["data.image_size=[3, 3]"]),
+        "144 columns beside the label, [1, 3, 3] are 9 pixels",
+    );
     refused(&train(&folder, csv, &["data.label_column=kind"]), "`kind`");
-    refused(&train(&folder, csv, &["data.image_size=[12, 12]", "data.n_classes=1"]), "data.n_classes is 1");
+    refused(
+        &train(&folder, csv, &["data.image_size=[12, 12]", "data.n_classes=1"]),
+        "data.n_classes is 1",
+    );
 }
 
 const WORDS: &str = r#"{"version":"1.0","truncation":null,"padding":null,
@@ -233,7 +251,9 @@ const WORDS: &str = r#"{"version":"1.0","truncation":null,"padding":null,
 fn texts_in_any_format_train_the_same() {
     let folder = Folder::new("texts");
     let tokenizer = format!("data.tokenizer={}", folder.write("tokenizer.json", WORDS).display());
-    let texts: Vec<String> = (0..60).map(|i| "the cat sat the the cat".to_string() + &" sat cat".repeat(i % 5)).collect();
+    let texts: Vec<String> = (0..60)
+        .map(|i| "the cat sat the the cat".to_string() + &" sat cat".repeat(i % 5))
+        .collect();
     let settings = [
         &tokenizer,
         "model.name=gpt2",
@@ -250,14 +270,16 @@ fn texts_in_any_format_train_the_same() {
         let source = file.to_str().expect("UTF-8");
         assert_eq!(losses(&folder, source, &[&settings[..], more].concat()), want, "{source}");
     };
-    let lines: String = texts.iter().map(|text| json!({"id": 1, "text": text}).to_string() + "\n").collect();
+    let lines: String =
+        texts.iter().map(|text| json!({"id": 1, "text": text}).to_string() + "\n").collect();
     same(folder.write("x.jsonl", lines), &[]);
     let csv: String = texts.iter().map(|text| format!("1,\"{text}\"\n")).collect();
     same(folder.write("x.csv", format!("id,words\n{csv}")), &["data.text_column=words"]);
     let blobs: Vec<Vec<u8>> = texts.iter().map(|text| text.clone().into_bytes()).collect();
     let schema = "message m { REQUIRED BYTE_ARRAY text (UTF8); REQUIRED INT64 id; }";
     same(folder.write("x.parquet", parquet(schema, &blobs, &[1; 60])), &[]);
-    let members: Vec<_> = blobs.into_iter().enumerate().map(|(i, text)| (format!("{i:03}.txt"), text)).collect();
+    let members: Vec<_> =
+        blobs.into_iter().enumerate().map(|(i, text)| (format!("{i:03}.txt"), text)).collect();
     same(folder.write("x.tar", shard(&members)), &[]);
 
     // Tokens are made once for each file, and again when it changed.
@@ -270,7 +292,11 @@ fn texts_in_any_format_train_the_same() {
     assert_eq!(n_made(), 6);
 
     let with = |source: &str, more: &[&str]| {
-        train(&folder, folder.0.join(source).to_str().expect("UTF-8"), &[&settings[..], more].concat())
+        train(
+            &folder,
+            folder.0.join(source).to_str().expect("UTF-8"),
+            &[&settings[..], more].concat(),
+        )
     };
     refused(&with("x.jsonl", &["data.text_column=body"]), "no field `body`");
     refused(&with("x.jsonl", &["data.separator=<end>"]), "`<end>` is no token");
@@ -297,21 +323,31 @@ fn rows_and_shards_of_tokens() {
     let rows: Vec<u8> = (0..40).flat_map(row).flat_map(u32::to_le_bytes).collect();
     let array = folder.write("x.npy", npy("<u4", "(40, 9)", &rows));
     let want = losses(&folder, array.to_str().expect("UTF-8"), &settings);
-    let header = json!({"tokens": {"dtype": "U32", "shape": [40, 9], "data_offsets": [0, rows.len()]}});
+    let header =
+        json!({"tokens": {"dtype": "U32", "shape": [40, 9], "data_offsets": [0, rows.len()]}});
     let header = header.to_string();
     let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &rows].concat();
     let tensors = folder.write("x.safetensors", tensors);
     assert_eq!(losses(&folder, tensors.to_str().expect("UTF-8"), &settings), want);
-    let long = train(&folder, tensors.to_str().expect("UTF-8"), &[&settings[..], &["data.seq_tokens=5"]].concat());
+    let long = train(
+        &folder,
+        tensors.to_str().expect("UTF-8"),
+        &[&settings[..], &["data.seq_tokens=5"]].concat(),
+    );
     refused(&long, "9 tokens in a row, 6 are needed");
 
-    let half = |i: usize| (0..101).flat_map(move |t| ((i + t) as u16 % 32).to_le_bytes()).collect::<Vec<u8>>();
+    let half = |i: usize| {
+        (0..101).flat_map(move |t| ((i + t) as u16 % 32).to_le_bytes()).collect::<Vec<u8>>()
+    };
     folder.write("shards/a.bin", half(0));
     folder.write("shards/b.bin", half(9));
     let shards = folder.0.join("shards");
     let shards = shards.to_str().expect("UTF-8");
     losses(&folder, shards, &settings);
-    refused(&train(&folder, shards, &[&settings[..], &["data.tokenizer=x"]].concat()), "x` does not exist");
+    refused(
+        &train(&folder, shards, &[&settings[..], &["data.tokenizer=x"]].concat()),
+        "x` does not exist",
+    );
 }
 
 #[test]
@@ -326,6 +362,9 @@ fn what_cannot_be_named_is_refused() {
     let path = path.to_str().expect("UTF-8");
     refused(&train(&folder, path, &["data.cache_bytes=1MiB"]), "data.cache_bytes is given");
     refused(&train(&folder, path, &["data.format=zip"]), "data.format `zip` is unknown");
-    refused(&train(&folder, &path.replace("x.tar", "x-{0..1}.tar"), &IMAGES), "x-0.tar` does not exist");
+    refused(
+        &train(&folder, &path.replace("x.tar", "x-{0..1}.tar"), &IMAGES),
+        "x-0.tar` does not exist",
+    );
     refused(&train(&folder, "no/such/place", &IMAGES), "no/such/place` does not exist");
 }

@@ -113,14 +113,14 @@ fn stored(picture: &Image, orientation: u16) -> Image {
     let turned = orientation >= 5;
     let size = if turned { [width, height] } else { [height, width] };
     let seen_at = |row: usize, column: usize| match orientation {
-        1 => (row, column),                              // top, left
-        2 => (row, width - 1 - column),                  // top, right
-        3 => (height - 1 - row, width - 1 - column),     // bottom, right
-        4 => (height - 1 - row, column),                 // bottom, left
-        5 => (column, row),                              // left, top
-        6 => (column, width - 1 - row),                  // right, top
-        7 => (height - 1 - column, width - 1 - row),     // right, bottom
-        _ => (height - 1 - column, row),                 // left, bottom
+        1 => (row, column),                          // top, left
+        2 => (row, width - 1 - column),              // top, right
+        3 => (height - 1 - row, width - 1 - column), // bottom, right
+        4 => (height - 1 - row, column),             // bottom, left
+        5 => (column, row),                          // left, top
+        6 => (column, width - 1 - row),              // right, top
+        7 => (height - 1 - column, width - 1 - row), // right, bottom
+        _ => (height - 1 - column, row),             // left, bottom
     };
     let pixel = |i: usize| {
         let (y, x) = seen_at(i / size[1], i % size[1]);

@@ -9,8 +9,8 @@ mod model;
 mod optimizer;
 mod precision;
 
-use model::Source;
 pub(crate) use files::{Format, Spent};
+use model::Source;
 pub(crate) use model::{Model, Opened};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;

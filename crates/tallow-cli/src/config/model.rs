@@ -2,8 +2,8 @@
 
 use super::{
     files::{
-        Columns, Format, PhotoSource, Photos, Place, Reader, Reading, Sequences, Spent, TokenSource,
-        tokenizer,
+        Columns, Format, PhotoSource, Photos, Place, Reader, Reading, Sequences, Spent,
+        TokenSource, tokenizer,
     },
     memory::Bytes,
 };
@@ -578,7 +578,8 @@ fn data_vocab(data: &DataSection) -> Result<Option<usize>> {
     if let Some(path) = &data.tokenizer {
         return Ok(Some(tokenizer(path)?.vocab() as usize));
     }
-    let Some(name) = data.source.as_deref().filter(|&name| name != SYNTHETIC && name != DIGITS) else {
+    let Some(name) = data.source.as_deref().filter(|&name| name != SYNTHETIC && name != DIGITS)
+    else {
         return Ok(None);
     };
     Ok((data.format(name)? == Format::Raw(Token::U8)).then_some(N_BYTES))

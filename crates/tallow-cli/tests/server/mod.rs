@@ -38,7 +38,11 @@ fn answer(mut stream: &TcpStream, root: &Path) -> Option<()> {
     let path: PathBuf = root.join(path.split(' ').next()?.trim_start_matches('/'));
     let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
     let range = headers.iter().find_map(|line| {
-        let (first, last) = line.to_lowercase().strip_prefix("range: bytes=")?.split_once('-').map(|(a, b)| (a.parse::<usize>(), b.parse::<usize>()))?;
+        let (first, last) = line
+            .to_lowercase()
+            .strip_prefix("range: bytes=")?
+            .split_once('-')
+            .map(|(a, b)| (a.parse::<usize>(), b.parse::<usize>()))?;
         Some((first.ok()?, last.ok()? + 1))
     });
     let Ok(content) = fs::read(path) else {

@@ -85,7 +85,7 @@ pub fn decoding_bytes(name: &Path, content: &[u8], options: &Decode) -> Result<u
         return Ok(decode_bytes(n_pixels, file_bytes));
     }
     // Colours, and these as other channels or turned; coefficients of up to four components; rows.
-    let copies = 3 + 4;
+    let copies = 4 + 4;
     let coefficients = if is_progressive(content) { 8 } else { 0 };
     let rows = ROWS_BYTES * height.max(width) as u64;
     Ok((copies + coefficients) * n_pixels + rows + file_bytes + (1 << 16))
@@ -198,8 +198,11 @@ impl<'a> File<'a> {
             return Err(self.corrupt("JPEG: cut short, there is no end mark after the scans"));
         }
         let is_grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
-        let (space, n_channels) =
-            if is_grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
+        let (space, n_channels) = match self.options.channels {
+            _ if is_grey => (ColorSpace::Luma, 1),
+            Channels::Rgba | Channels::Rgbx => (ColorSpace::RGBA, 4),
+            Channels::Grey | Channels::Rgb => (ColorSpace::RGB, 3),
+        };
         let options = DecoderOptions::default().set_strict_mode(true);
         decoder.set_options(options.jpeg_set_out_colorspace(space));
         let mut pixels = vec![0; size[0] * size[1] * n_channels];

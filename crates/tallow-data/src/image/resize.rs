@@ -5,6 +5,7 @@ use fast_image_resize::{
     images::{TypedImage, TypedImageRef},
     pixels::U8x4,
 };
+use std::borrow::Cow;
 
 /// Largest result of a resize: a thin image scaled by its short side could ask for any size.
 const MOST_PIXELS: usize = 1 << 28;
@@ -38,7 +39,7 @@ impl Region {
 }
 
 /// The `region` of `image` in another `size`, `[H, W]`. Holds the result, and the region and the
-/// result in four bytes a pixel.
+/// result in four bytes a pixel unless they have four.
 /// # Errors
 /// If the region is not within the image, or the result has no pixels or more than 2^28.
 pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -> Result<Image> {
@@ -66,12 +67,17 @@ pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -
     // Only real opacity weighs the colours.
     let use_alpha = image.channels() == Channels::Rgba;
     let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(use_alpha);
-    let to = resize_quads(&quads(image, region), region.size, size, &options).ok_or_else(wrong)?;
+    let (quads, rows, region) = quads(image, region);
+    let to = resize_quads(&quads, rows, region, size, &options).ok_or_else(wrong)?;
     Image::new(size, image.channels(), without_padding(to, image.channels()))
 }
 
-/// The `region`'s pixels as four bytes each, grey and colour padded.
-fn quads(image: &Image, region: Region) -> Vec<u8> {
+/// The `region`'s pixels as four bytes each, grey and colour padded; the size of what that is, and
+/// where the region lies in it.
+fn quads(image: &Image, region: Region) -> (Cow<'_, [u8]>, [usize; 2], Region) {
+    if image.channels().count() == 4 {
+        return (Cow::Borrowed(image.pixels()), image.size(), region);
+    }
     let n_channels = image.channels().count();
     let mut out = Vec::with_capacity(region.size[0] * region.size[1] * 4);
     let rows = image.pixels().chunks_exact(image.row_bytes());
@@ -84,10 +90,10 @@ fn quads(image: &Image, region: Region) -> Vec<u8> {
                 let (pixels, _) = row.as_chunks::<3>();
                 pixels.iter().for_each(|&[r, g, b]| out.extend([r, g, b, 255]));
             }
-            Channels::Rgba => out.extend_from_slice(row),
+            Channels::Rgba | Channels::Rgbx => unreachable!("four bytes are four bytes"),
         }
     }
-    out
+    (Cow::Owned(out), region.size, Region::whole(region.size))
 }
 
 fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
@@ -95,7 +101,7 @@ fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
     match channels {
         Channels::Grey => pixels.iter().map(|pixel| pixel[0]).collect(),
         Channels::Rgb => pixels.iter().flat_map(|&[r, g, b, _]| [r, g, b]).collect(),
-        Channels::Rgba => quads,
+        Channels::Rgba | Channels::Rgbx => quads,
     }
 }
 
@@ -104,14 +110,18 @@ fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
 fn resize_quads(
     quads: &[u8],
     from: [usize; 2],
+    region: Region,
     to: [usize; 2],
     options: &ResizeOptions,
 ) -> Option<Vec<u8>> {
     let [rows, columns] = from.map(|side| side as u32);
+    let [left, top, height, width] =
+        [region.left, region.top, region.size[0], region.size[1]].map(|n| n as f64);
+    let options = options.crop(left, top, width, height);
     let from = TypedImageRef::<U8x4>::from_buffer(columns, rows, quads).ok()?;
     let mut pixels = vec![0; to[0] * to[1] * 4];
     let mut to = TypedImage::<U8x4>::from_buffer(to[1] as u32, to[0] as u32, &mut pixels).ok()?;
-    Resizer::new().resize_typed(&from, &mut to, options).ok()?;
+    Resizer::new().resize_typed(&from, &mut to, &options).ok()?;
     Some(pixels)
 }
 

@@ -104,10 +104,7 @@ impl Format {
 
     /// Whether tokens are made of its texts.
     pub(crate) fn has_texts(self) -> bool {
-        matches!(
-            self,
-            Self::Text | Self::JsonLines | Self::Csv(_) | Self::Parquet | Self::Tar
-        )
+        matches!(self, Self::Text | Self::JsonLines | Self::Csv(_) | Self::Parquet | Self::Tar)
     }
 }
 

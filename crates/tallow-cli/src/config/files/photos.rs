@@ -10,7 +10,7 @@ use super::{
 use crate::config::model::{Opened, Samples};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device};
-use std::{sync::Arc, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 use tallow_data::{
     At, Dataset, Error, ImageBatches, LabelledImage, Layout, Loader, Permutation, Pixels, Source,
     formats::Encoded,
@@ -23,8 +23,8 @@ const MARGIN: f64 = 256.0 / 224.0;
 /// Images whose headers are looked at to foretell what decoding needs.
 const N_PROBED: u64 = 64;
 
-/// Bytes a pixel while an image is scaled: its colours, these padded to four, and rows half scaled.
-const SCALING_BYTES: u64 = 3 + 4 + 4;
+/// Bytes a pixel while an image is scaled: its own, and those of rows half scaled.
+const SCALING_BYTES: u64 = 4 + 4;
 
 /// Photographs that become images of one size.
 #[derive(Clone)]
@@ -88,7 +88,7 @@ impl Photos {
 
 /// What is done to each picture.
 struct Preparation {
-    decode: Decode,
+    channels: Channels,
     size: [usize; 2],
     augment: bool,
     n_classes: u32,
@@ -99,7 +99,7 @@ impl Preparation {
     fn new(photos: &Photos) -> Self {
         let [channels, height, width] = photos.dims;
         Self {
-            decode: if channels == 1 { Decode::grey() } else { Decode::rgb() },
+            channels: if channels == 1 { Channels::Grey } else { Channels::Rgb },
             size: [height, width],
             augment: photos.reading.augment,
             n_classes: photos.n_classes,
@@ -111,7 +111,8 @@ impl Preparation {
         let start = Instant::now();
         let (path, image, label) = match picture {
             Picture::File(Encoded { path, bytes, label }) => {
-                let image = decode(&path, &bytes, &self.decode)?;
+                let options = Decode { channels: self.decoded(&path, &bytes)?, ..Decode::rgb() };
+                let image = decode(&path, &bytes, &options)?;
                 (path, image, label)
             }
             Picture::Pixels { path, image, label } => (path, image, label),
@@ -120,10 +121,23 @@ impl Preparation {
             let reason = format!("class {label} is outside the {} there are", self.n_classes);
             return Err(Error::Corrupt { path, offset: None, reason });
         }
-        let changes = if self.augment { by_chance(self.size) } else { fit(self.size, image.size()) };
-        let image = labelled(apply(&changes, image, key)?, label);
+        let changes =
+            if self.augment { by_chance(self.size) } else { fit(self.size, image.size()) };
+        let mut image = apply(&changes, image, key)?;
+        if image.channels() == Channels::Rgbx {
+            image = image.with_channels(self.channels);
+        }
         self.spent.prepared(start);
-        Ok(image)
+        Ok(labelled(image, label))
+    }
+
+    /// What is decoded: colours that are scaled afterwards in four bytes, which is faster.
+    fn decoded(&self, path: &Path, content: &[u8]) -> tallow_data::Result<Channels> {
+        if self.channels != Channels::Rgb {
+            return Ok(self.channels);
+        }
+        let is_scaled = self.augment || probe(path, content, &Decode::rgb())?.1 != self.size;
+        Ok(if is_scaled { Channels::Rgbx } else { Channels::Rgb })
     }
 }
 
@@ -147,7 +161,7 @@ fn labelled(image: Image, label: u32) -> LabelledImage {
     let channels = match image.channels() {
         Channels::Grey => 1,
         Channels::Rgb => 3,
-        Channels::Rgba => 4,
+        Channels::Rgba | Channels::Rgbx => 4,
     };
     let [height, width] = image.size();
     LabelledImage { dims: [channels, height, width], pixels: image.into_pixels(), label }

@@ -146,28 +146,33 @@ const IMAGE_MEMBERS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 
 fn tar(place: &Place, columns: &Columns) -> Result<Pictures> {
     let label = columns.label.clone().unwrap_or_else(|| "cls".to_string());
-    let shards = Arc::new(shards(place, Format::Tar, |input| TarShard::open(input, &[&label]))?);
+    let all = shards(place, Format::Tar, |input| TarShard::open(input, &[&label]))?;
     let images: Vec<String> = match &columns.image {
         Some(name) => vec![name.clone()],
         None => IMAGE_MEMBERS.map(str::to_string).to_vec(),
     };
-    let label_of = move |shards: &Arc<Concat<TarShard>>, index, members: &[(String, Vec<u8>)]| {
+    let only = |endings: &[&str]| {
+        Concat::new(all.parts().iter().map(|shard| shard.only(endings)).collect())
+    };
+    let wanted: Vec<&str> = images.iter().chain([&label]).map(String::as_str).collect();
+    let (classes, shards) = (only(&[&label]), only(&wanted));
+    let label_of = move |shards: &Concat<TarShard>, index, members: &[(String, Vec<u8>)]| {
         let content = members.iter().find(|(name, _)| *name == label).map(|(_, bytes)| &bytes[..]);
         let text = content.and_then(|bytes| std::str::from_utf8(bytes).ok());
-        text.and_then(|text| text.trim().parse().ok())
-            .ok_or_else(|| wrong(shards, index, format!("member `{label}` is no number of a class")))
+        text.and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
+            wrong(shards, index, format!("member `{label}` is no number of a class"))
+        })
     };
     let label_alone = label_of.clone();
-    let labels = mapped(shards.clone(), move |shards, index| {
+    let labels = mapped(classes, move |shards, index| {
         label_alone(shards, index, &shards.get(index)?.members)
     });
     let source = mapped(shards, move |shards, index| {
         let mut members = shards.get(index)?.members;
         let label = label_of(shards, index, &members)?;
         let found = members.iter().position(|(name, _)| images.contains(name));
-        let found = found.ok_or_else(|| {
-            wrong(shards, index, format!("no member `{}`", images.join("`, `")))
-        })?;
+        let found = found
+            .ok_or_else(|| wrong(shards, index, format!("no member `{}`", images.join("`, `"))))?;
         let bytes = members.swap_remove(found).1;
         Ok(Picture::File(Encoded { path: shards.name(index).into(), bytes, label }))
     });
@@ -177,16 +182,14 @@ fn tar(place: &Place, columns: &Columns) -> Result<Pictures> {
 fn parquet(place: &Place, columns: &Columns) -> Result<Pictures> {
     let image = columns.image.clone().unwrap_or_else(|| "image.bytes".to_string());
     let label = columns.label.clone().unwrap_or_else(|| "label".to_string());
-    let rows =
-        shards(place, Format::Parquet, |input| ParquetRows::open(input, &[&image, &label]))?;
+    let rows = shards(place, Format::Parquet, |input| ParquetRows::open(input, &[&image, &label]))?;
     let alone = shards(place, Format::Parquet, |input| ParquetRows::open(input, &[&label]))?;
     let class = move |rows: &Concat<ParquetRows>, index, cell: Option<Cell>| match cell {
         Some(Cell::Int(class)) if u32::try_from(class).is_ok() => Ok(class as u32),
         cell => Err(wrong(rows, index, format!("column `{label}` is {cell:?}, no class"))),
     };
     let class_alone = class.clone();
-    let labels =
-        mapped(alone, move |rows, index| class_alone(rows, index, rows.get(index)?.pop()));
+    let labels = mapped(alone, move |rows, index| class_alone(rows, index, rows.get(index)?.pop()));
     let source = mapped(rows, move |rows, index| {
         let mut row = rows.get(index)?;
         let label = class(rows, index, row.pop())?;
@@ -221,12 +224,17 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
     let root = if root.is_dir() { root } else { root.parent().unwrap_or(&root).to_owned() };
     let source = match path {
         Some(path) => {
-            ensure!(!Place::is_url(&place.name), "data.source: a CSV file in a store has no images");
+            ensure!(
+                !Place::is_url(&place.name),
+                "data.source: a CSV file in a store has no images"
+            );
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
                 let path = root.join(record.as_slice().get(path).map_or("", |field| field.trim()));
                 let bytes = std::fs::read(&path);
-                let bytes = bytes.map_err(|error| wrong(rows, index, format!("`{}`: {error}", path.display())))?;
+                let bytes = bytes.map_err(|error| {
+                    wrong(rows, index, format!("`{}`: {error}", path.display()))
+                })?;
                 Ok(Picture::File(Encoded { path, bytes, label }))
             })
         }
@@ -244,7 +252,8 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
                 let byte = |&column: &usize| record[column].trim().parse::<u8>();
                 let bytes: Result<Vec<u8>, _> = pixels.iter().map(byte).collect();
-                let bytes = bytes.map_err(|_| wrong(rows, index, "a pixel is not from 0 to 255"))?;
+                let bytes =
+                    bytes.map_err(|_| wrong(rows, index, "a pixel is not from 0 to 255"))?;
                 let image = image(bytes, dims, Layout::ChannelsLast)?;
                 Ok(Picture::Pixels { path: rows.name(index).into(), image, label })
             })
@@ -270,7 +279,10 @@ fn safetensors(place: &Place, columns: &Columns) -> Result<Pictures> {
 
 fn npy(place: &Place, columns: &Columns) -> Result<Pictures> {
     let Some(path) = &columns.labels else {
-        bail!("data.source `{}` has no classes: name a .npy file of them as data.labels", place.name)
+        bail!(
+            "data.source `{}` has no classes: name a .npy file of them as data.labels",
+            place.name
+        )
     };
     let classes = Input::open(path).and_then(Npy::open).context("data.labels")?;
     let images = shards(place, Format::Npy, Npy::open)?;
@@ -296,7 +308,9 @@ fn class<S: Source>(rows: &S, index: u64, array: &Array) -> Fallible<u32> {
         (DType::I16, &[a, b]) => u32::try_from(i16::from_le_bytes([a, b])).ok(),
         (DType::U32, &[a, b, c, d]) => Some(u32::from_le_bytes([a, b, c, d])),
         (DType::I32, &[a, b, c, d]) => u32::try_from(i32::from_le_bytes([a, b, c, d])).ok(),
-        (DType::I64, bytes) => bytes.try_into().ok().and_then(|b| u32::try_from(i64::from_le_bytes(b)).ok()),
+        (DType::I64, bytes) => {
+            bytes.try_into().ok().and_then(|b| u32::try_from(i64::from_le_bytes(b)).ok())
+        }
         _ => None,
     };
     number.ok_or_else(|| {
@@ -317,15 +331,23 @@ fn pixels<S: Source>(rows: &S, index: u64, array: Option<Array>, label: u32) -> 
         array.ok_or_else(|| wrong(rows, index, "there is no image"))?;
     let shape = match dims[..] {
         [height, width] => Some(([1, height, width], Layout::ChannelsLast)),
-        [channels @ (1 | 3), height, width] => Some(([channels, height, width], Layout::ChannelsFirst)),
-        [height, width, channels @ (1 | 3)] => Some(([channels, height, width], Layout::ChannelsLast)),
+        [channels @ (1 | 3), height, width] => {
+            Some(([channels, height, width], Layout::ChannelsFirst))
+        }
+        [height, width, channels @ (1 | 3)] => {
+            Some(([channels, height, width], Layout::ChannelsLast))
+        }
         _ => None,
     };
     let Some((shape, layout)) = shape.filter(|_| dtype == DType::U8) else {
         let reason = format!("an image is bytes of one or three channels, not {dtype:?} {dims:?}");
         return Err(wrong(rows, index, reason));
     };
-    Ok(Picture::Pixels { path: rows.name(index).into(), image: image(bytes, shape, layout)?, label })
+    Ok(Picture::Pixels {
+        path: rows.name(index).into(),
+        image: image(bytes, shape, layout)?,
+        label,
+    })
 }
 
 fn image(bytes: Vec<u8>, [channels, height, width]: [usize; 3], layout: Layout) -> Fallible<Image> {

@@ -151,7 +151,10 @@ mod tests {
 
     #[test]
     fn ranges_are_names() {
-        assert_eq!(expand("s3://b/x-{08..10}.tar").unwrap(), ["08", "09", "10"].map(|n| format!("s3://b/x-{n}.tar")));
+        assert_eq!(
+            expand("s3://b/x-{08..10}.tar").unwrap(),
+            ["08", "09", "10"].map(|n| format!("s3://b/x-{n}.tar"))
+        );
         assert_eq!(expand("plain.tar").unwrap(), ["plain.tar"]);
         for wrong in ["{}", "{a..b}", "{1..2", "{3..1}", "{0..1}{0..1}", "{0..99999999}"] {
             assert!(expand(wrong).is_err(), "{wrong}");

@@ -65,7 +65,8 @@ impl Reader {
         let separator = self.separator(&tokenizer)?;
         let token = if vocab <= MOST_U16 { Token::U16 } else { Token::U32 };
         let folder = &place.cache_dir;
-        fs::create_dir_all(folder).with_context(|| format!("data.cache_dir `{}`", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("data.cache_dir `{}`", folder.display()))?;
         let path = folder.join(format!("tokens-{:016x}.bin", self.hash(place, format, token)?));
         if !path.is_file() {
             let texts = texts(place, format, self.column.as_deref())?;
@@ -140,7 +141,8 @@ fn texts(
             mapped(samples, move |samples, index| {
                 let sample = samples.get(index)?;
                 let text = std::str::from_utf8(sample.member(&name).unwrap_or_default());
-                let text = text.map_err(|_| wrong(samples, index, format!("member `{name}` is not UTF-8")))?;
+                let text = text
+                    .map_err(|_| wrong(samples, index, format!("member `{name}` is not UTF-8")))?;
                 Ok(text.to_string())
             })
         }

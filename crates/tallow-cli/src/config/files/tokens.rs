@@ -97,7 +97,8 @@ impl TokenSource {
     fn sequences(&self) -> Result<Arc<dyn Source<Item = Vec<u32>>>> {
         let (seq_tokens, vocab) = (self.sizes.0 as u64, self.sizes.1 as u32);
         let (place, format) = (&self.place, self.format);
-        let raw = |input: Input, token| Ok(Tokens::raw(input, token, seq_tokens)?.with_vocab(vocab));
+        let raw =
+            |input: Input, token| Ok(Tokens::raw(input, token, seq_tokens)?.with_vocab(vocab));
         if let Some(reader) = &self.reader {
             let (path, token) = reader.tokens(place, format, self.sizes.1)?;
             let tokens = Input::open(&path).and_then(|input| raw(input, token));
@@ -116,7 +117,11 @@ impl TokenSource {
                 let open = |input| SafetensorsFile::open(input)?.rows(&[name]);
                 self.rows(shards(place, format, open)?, |row: &Vec<Array>| &row[0])
             }
-            _ => bail!("data.source `{}`, format {}: no tokens without data.tokenizer", place.name, format.name()),
+            _ => bail!(
+                "data.source `{}`, format {}: no tokens without data.tokenizer",
+                place.name,
+                format.name()
+            ),
         })
     }
 
@@ -146,7 +151,11 @@ impl TokenSource {
                     let reason = format!("{} tokens in a row, {n_tokens} are needed", row.len());
                     Err(wrong(rows, index, reason))
                 }
-                Some(token) => Err(wrong(rows, index, format!("token {token} is outside the {vocab} of the vocabulary"))),
+                Some(token) => Err(wrong(
+                    rows,
+                    index,
+                    format!("token {token} is outside the {vocab} of the vocabulary"),
+                )),
                 None => Ok(row),
             }
         })
