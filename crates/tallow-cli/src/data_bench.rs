@@ -1,7 +1,7 @@
 //! `tallow data bench`: how fast samples come, from what, and in how many bytes.
 
 use crate::{
-    config::{self, Config},
+    config::{self, Config, Spent},
     view::{mib, say},
 };
 use anyhow::{Context, Result};
@@ -80,6 +80,8 @@ fn measure(config: &Config, most: Option<usize>, meter: &dyn Meter) -> Result<Me
     let set = opened.train.dataset(config.precisions[0].policy.compute);
     let order = Order::Shuffled { seed: config.seed, epoch: 0 };
     let (mut n_samples, mut n_batches, mut first_secs) = (0, 0, 0.0);
+    let spent = || opened.train.spent().map_or((0.0, 0.0, 0), Spent::so_far);
+    let before = spent(); // some headers were looked at
     let start = Instant::now();
     let (outcome, peak_bytes) = peak_during(meter, || {
         for batch in set.epoch(config.batch, order, Tail::Keep)?.take(most.unwrap_or(usize::MAX)) {
@@ -92,15 +94,16 @@ fn measure(config: &Config, most: Option<usize>, meter: &dyn Meter) -> Result<Me
         Ok::<(), tallow_data::Error>(())
     });
     outcome?;
-    let spent = opened.train.spent();
+    let secs = start.elapsed().as_secs_f64();
+    let after = spent();
     Ok(Measured {
         n_samples,
         n_batches,
-        secs: start.elapsed().as_secs_f64(),
+        secs,
         first_secs,
-        read_secs: spent.map_or(0.0, config::Spent::read_secs),
-        prepare_secs: spent.map_or(0.0, config::Spent::prepare_secs),
-        read_bytes: spent.map_or(0, config::Spent::read_bytes),
+        read_secs: after.0 - before.0,
+        prepare_secs: after.1 - before.1,
+        read_bytes: after.2 - before.2,
         batch_bytes: set.batch_bytes(config.batch),
         peak_bytes,
         threads: opened.train.n_threads(),

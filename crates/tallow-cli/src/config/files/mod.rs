@@ -87,19 +87,12 @@ impl Spent {
         add_since(&self.prepare_nanos, start);
     }
 
-    /// Seconds in which threads waited for the source.
-    pub(crate) fn read_secs(&self) -> f64 {
-        self.read_nanos.load(Ordering::Relaxed) as f64 / 1e9
-    }
-
-    /// Seconds in which threads decoded and changed images.
-    pub(crate) fn prepare_secs(&self) -> f64 {
-        self.prepare_nanos.load(Ordering::Relaxed) as f64 / 1e9
-    }
-
-    /// Bytes of the samples, as the source hands them out.
-    pub(crate) fn read_bytes(&self) -> u64 {
-        self.read_bytes.load(Ordering::Relaxed)
+    /// Seconds in which threads waited for the source, those in which they decoded and changed images,
+    /// and bytes of the samples as the source hands them out.
+    pub(crate) fn so_far(&self) -> (f64, f64, u64) {
+        let secs = |nanos: &AtomicU64| nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        let n_bytes = self.read_bytes.load(Ordering::Relaxed);
+        (secs(&self.read_nanos), secs(&self.prepare_nanos), n_bytes)
     }
 }
 
