@@ -97,6 +97,31 @@ fn dat_2_channels_and_scale_are_the_declared_ones() {
     assert_eq!(rgb(&webp(&gradient([5, 7]))).unwrap(), gradient([5, 7]));
 }
 
+/// A fourth byte that says nothing changes no colour, whatever is done to the image.
+#[test]
+fn four_bytes_a_pixel_are_the_same_colours() {
+    let options = Decode { channels: Channels::Rgbx, ..Decode::rgb() };
+    let picture = gradient([24, 40]);
+    let changes = [Augment::random_resized_crop([16, 18]), Augment::Flip { probability: 0.5 }];
+    let grey = picture.clone().with_channels(Channels::Grey);
+    let jpegs = [jpeg(&picture, false), jpeg(&picture, true), jpeg(&grey, false)];
+    for content in jpegs.into_iter().chain([encode_png(&picture).unwrap(), webp(&picture)]) {
+        let four = decode(Path::new("x"), &content, &options).unwrap();
+        assert_eq!((four.channels(), four.pixels().len()), (Channels::Rgbx, 24 * 40 * 4));
+        let three = rgb(&content).unwrap();
+        assert_eq!(four.clone().with_channels(Channels::Rgb), three);
+        assert_eq!(
+            rgb(&encode_png(&four).unwrap()).unwrap(),
+            four.clone().with_channels(Channels::Rgb)
+        );
+        for key in 0..20 {
+            let padded = apply(&changes, four.clone(), key).unwrap();
+            let want = apply(&changes, four.clone().with_channels(Channels::Rgb), key).unwrap();
+            assert_eq!(padded.with_channels(Channels::Rgb), want, "{key}");
+        }
+    }
+}
+
 /// EXIF metadata with a number of another kind before the orientation.
 fn exif(orientation: u16, is_little: bool) -> Vec<u8> {
     let two = |n: u16| if is_little { n.to_le_bytes() } else { n.to_be_bytes() };

@@ -185,6 +185,11 @@ impl<'a> File<'a> {
         const SIDE: usize = u16::MAX as usize;
         let options = DecoderOptions::default().set_strict_mode(true);
         let options = options.set_max_width(SIDE).set_max_height(SIDE);
+        // How colours are written is settled while the header is read, whatever is asked for later.
+        let options = match self.options.channels.count() {
+            4 => options.jpeg_set_out_colorspace(ColorSpace::RGBA),
+            _ => options,
+        };
         let mut decoder = JpegDecoder::new_with_options(ZCursor::new(self.content), options);
         decoder.decode_headers().map_err(|error| self.corrupt(format!("JPEG: {error:?}")))?;
         let info = decoder.info().ok_or_else(|| self.corrupt("JPEG: no header"))?;

@@ -39,7 +39,7 @@ impl Region {
 }
 
 /// The `region` of `image` in another `size`, `[H, W]`. Holds the result, and the region and the
-/// result in four bytes a pixel unless they have four.
+/// result in four bytes a pixel unless it is all of an image that has four.
 /// # Errors
 /// If the region is not within the image, or the result has no pixels or more than 2^28.
 pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -> Result<Image> {
@@ -67,16 +67,15 @@ pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -
     // Only real opacity weighs the colours.
     let use_alpha = image.channels() == Channels::Rgba;
     let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(use_alpha);
-    let (quads, rows, region) = quads(image, region);
-    let to = resize_quads(&quads, rows, region, size, &options).ok_or_else(wrong)?;
+    let to = resize_quads(&quads(image, region), region.size, size, &options).ok_or_else(wrong)?;
     Image::new(size, image.channels(), without_padding(to, image.channels()))
 }
 
-/// The `region`'s pixels as four bytes each, grey and colour padded; the size of what that is, and
-/// where the region lies in it.
-fn quads(image: &Image, region: Region) -> (Cow<'_, [u8]>, [usize; 2], Region) {
-    if image.channels().count() == 4 {
-        return (Cow::Borrowed(image.pixels()), image.size(), region);
+/// The `region`'s pixels as four bytes each, grey and colour padded. A part is copied: what is beside
+/// it must not shine in.
+fn quads(image: &Image, region: Region) -> Cow<'_, [u8]> {
+    if image.channels().count() == 4 && region == Region::whole(image.size()) {
+        return Cow::Borrowed(image.pixels());
     }
     let n_channels = image.channels().count();
     let mut out = Vec::with_capacity(region.size[0] * region.size[1] * 4);
@@ -90,10 +89,10 @@ fn quads(image: &Image, region: Region) -> (Cow<'_, [u8]>, [usize; 2], Region) {
                 let (pixels, _) = row.as_chunks::<3>();
                 pixels.iter().for_each(|&[r, g, b]| out.extend([r, g, b, 255]));
             }
-            Channels::Rgba | Channels::Rgbx => unreachable!("four bytes are four bytes"),
+            Channels::Rgba | Channels::Rgbx => out.extend_from_slice(row),
         }
     }
-    (Cow::Owned(out), region.size, Region::whole(region.size))
+    Cow::Owned(out)
 }
 
 fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
@@ -110,18 +109,14 @@ fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
 fn resize_quads(
     quads: &[u8],
     from: [usize; 2],
-    region: Region,
     to: [usize; 2],
     options: &ResizeOptions,
 ) -> Option<Vec<u8>> {
     let [rows, columns] = from.map(|side| side as u32);
-    let [left, top, height, width] =
-        [region.left, region.top, region.size[0], region.size[1]].map(|n| n as f64);
-    let options = options.crop(left, top, width, height);
     let from = TypedImageRef::<U8x4>::from_buffer(columns, rows, quads).ok()?;
     let mut pixels = vec![0; to[0] * to[1] * 4];
     let mut to = TypedImage::<U8x4>::from_buffer(to[1] as u32, to[0] as u32, &mut pixels).ok()?;
-    Resizer::new().resize_typed(&from, &mut to, &options).ok()?;
+    Resizer::new().resize_typed(&from, &mut to, options).ok()?;
     Some(pixels)
 }
 

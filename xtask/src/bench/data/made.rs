@@ -94,7 +94,7 @@ fn mixed(n: u64) -> u64 {
 }
 
 /// A JPEG with detail of all sizes, as photographs have: waves of seven octaves in any direction, each
-/// weaker than the one before, and noise; about 100 kB at quality 90.
+/// weaker than the one before, and noise; about 190 kB at quality 90.
 fn photograph(seed: u64) -> Result<Vec<u8>> {
     let unit = |n: u64| (mixed(seed << 16 ^ n) >> 40) as f32 / (1u64 << 24) as f32;
     let waves: Vec<[f32; 5]> = (0..28)

@@ -23,8 +23,9 @@ const MARGIN: f64 = 256.0 / 224.0;
 /// Images whose headers are looked at to foretell what decoding needs.
 const N_PROBED: u64 = 64;
 
-/// Bytes a pixel while an image is scaled: its own, and those of rows half scaled.
-const SCALING_BYTES: u64 = 4 + 4;
+/// Bytes a pixel while an image is scaled: its own, those of the part that is scaled, and of rows half
+/// scaled.
+const SCALING_BYTES: u64 = 4 + 4 + 4;
 
 /// Photographs that become images of one size.
 #[derive(Clone)]
