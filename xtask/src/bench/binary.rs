@@ -64,6 +64,18 @@ impl Binary {
         Ok(serde_json::from_str(&text[start..])?)
     }
 
+    /// What `tallow WORDS --json` prints.
+    /// # Errors
+    /// What it complained about.
+    pub(super) fn json(&self, words: &[&str], settings: &[String]) -> Result<Value> {
+        let mut command = Command::new(&self.path);
+        command.args(words).arg("--json");
+        settings.iter().for_each(|setting| {
+            command.args(["--set", setting]);
+        });
+        Ok(serde_json::from_slice(&output_of(&mut command)?.stdout)?)
+    }
+
     fn command(&self, verb: &str, settings: &[String], budget: Option<&str>) -> Command {
         let mut command = Command::new(&self.path);
         command.arg(verb);

@@ -3,6 +3,7 @@
 mod accuracy;
 mod binary;
 mod cases;
+mod data;
 mod figure;
 mod fit;
 mod gpt;
@@ -40,6 +41,8 @@ pub(crate) enum Bench {
     Gpt(gpt::Gpt),
     /// ResNet-50: tallow's modes beside PyTorch's.
     Resnet50(resnet50::ResNet50),
+    /// Samples a second from images, shards and tokens, beside PyTorch's loader.
+    Data(data::Data),
     /// That GPT with its optimizer state in a file, beside the same in memory.
     Offload(offload::Offload),
     /// Each kernel beside candle's, the `gemm` crate's and PyTorch's, and the machine's limits.
@@ -106,6 +109,7 @@ pub(crate) fn run(bench: &Bench) -> Result<bool> {
         Bench::PlanSweep(options) => sweep::run(options),
         Bench::Gpt(options) => gpt::run(options),
         Bench::Resnet50(options) => resnet50::run(options),
+        Bench::Data(options) => data::run(options),
         Bench::Offload(options) => offload::run(options),
         Bench::Kernels(options) => kernels::run(options),
         Bench::SeedTable(options) => seed::run(options),

@@ -9,6 +9,7 @@ mod model;
 mod optimizer;
 mod precision;
 
+pub(crate) use files::{Format, Spent};
 use model::Source;
 pub(crate) use model::{Model, Opened};
 pub(crate) use optimizer::Optimizer;

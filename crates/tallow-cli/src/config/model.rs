@@ -1,13 +1,19 @@
 //! Sections `model` and `data`: which network, on what.
 
 use super::{
-    files::{self, Photos, Reading, Sequences, TokenFormat},
+    files::{
+        Columns, Format, PhotoSource, Photos, Place, Reader, Reading, Sequences, Spent,
+        TokenSource, tokenizer,
+    },
     memory::Bytes,
 };
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 use tallow_data::{Dataset, ImageSet, Images, Kind, OnCorrupt, Pixels, Synthetic, formats::Token};
 use tallow_models::{Gpt2Config, ResNetConfig};
 
@@ -18,6 +24,11 @@ const DIGITS_HELD_OUT: usize = 1000;
 /// Tokens where each byte is one.
 const N_BYTES: usize = 256;
 const MODELS: &str = "`resnet-digits`, `resnet18`, `resnet50` and `gpt2`";
+
+/// Where objects of stores and tokens of texts are kept unless a folder is named.
+const CACHE: &str = "runs/cache";
+/// The most bytes of objects there, unless told otherwise.
+const CACHE_BYTES: u64 = 8 << 30;
 
 /// The most that one size of a model or of data may be.
 const MOST: usize = 1 << 31;
@@ -52,6 +63,15 @@ pub(super) struct DataSection {
     on_corrupt: Option<OnCorruptWord>,
     max_skipped: Option<u64>,
     prefetch_bytes: Option<Bytes>,
+    image_column: Option<String>,
+    label_column: Option<String>,
+    text_column: Option<String>,
+    labels: Option<PathBuf>,
+    tokenizer: Option<PathBuf>,
+    separator: Option<String>,
+    cache_dir: Option<PathBuf>,
+    cache_bytes: Option<Bytes>,
+    store: Option<BTreeMap<String, String>>,
 }
 
 /// What becomes of samples that cannot be read.
@@ -80,6 +100,26 @@ impl DataSection {
             prefetch_bytes: prefetch_bytes.context("data.prefetch_bytes")?.unwrap_or(0),
             seed,
         })
+    }
+
+    /// Where the samples are.
+    fn place(&self, name: &str) -> Result<Place> {
+        let cache_bytes = self.cache_bytes.as_ref().map(Bytes::checked).transpose();
+        let options = self.store.iter().flatten();
+        Ok(Place {
+            name: name.to_string(),
+            cache_dir: self.cache_dir.clone().unwrap_or_else(|| PathBuf::from(CACHE)),
+            cache_bytes: cache_bytes.context("data.cache_bytes")?.unwrap_or(CACHE_BYTES),
+            options: options.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        })
+    }
+
+    /// As given, or as the source's name says.
+    fn format(&self, name: &str) -> Result<Format> {
+        match &self.format {
+            Some(word) => Format::named(word),
+            None => Format::of(name, self.tokenizer.is_some()),
+        }
     }
 }
 
@@ -159,23 +199,10 @@ pub(crate) enum Source {
         /// Images held out; a tenth if `None`.
         held_out: Option<usize>,
     },
-    /// A folder with a folder of photographs for each class.
-    Photos {
-        folder: PathBuf,
-        held_out: Option<usize>,
-        /// Channels, height, width.
-        dims: [usize; 3],
-        reading: Reading,
-    },
-    /// A file of tokens.
-    Tokens {
-        path: PathBuf,
-        format: TokenFormat,
-        held_out: Option<usize>,
-        /// Tokens of a sequence, and of the model's vocabulary.
-        sizes: (usize, usize),
-        reading: Reading,
-    },
+    /// Images and their classes, of any format.
+    Photos(PhotoSource),
+    /// Tokens, or texts that become some.
+    Tokens(TokenSource),
     /// Made up.
     Synthetic {
         /// Learnt from, and held out.
@@ -206,6 +233,24 @@ impl Samples {
             Samples::Photos(set) => set.n_samples(),
             Samples::Tokens(set) => set.n_samples(),
             Samples::Synthetic(set) => set.n_samples,
+        }
+    }
+
+    /// What reading them came to; nothing is read of those in memory.
+    pub(crate) fn spent(&self) -> Option<&Spent> {
+        match self {
+            Samples::Photos(set) => Some(set.spent()),
+            Samples::Tokens(set) => Some(set.spent()),
+            Samples::Images(_) | Samples::Synthetic(_) => None,
+        }
+    }
+
+    /// Threads that read ahead.
+    pub(crate) fn n_threads(&self) -> usize {
+        match self {
+            Samples::Photos(set) => set.n_threads(),
+            Samples::Tokens(set) => set.n_threads(),
+            Samples::Images(_) | Samples::Synthetic(_) => 0,
         }
     }
 
@@ -255,9 +300,9 @@ impl Source {
     pub(crate) fn name(&self) -> String {
         match self {
             Source::Images { folder: None, .. } => DIGITS.to_string(),
-            Source::Images { folder: Some(path), .. }
-            | Source::Photos { folder: path, .. }
-            | Source::Tokens { path, .. } => path.display().to_string(),
+            Source::Images { folder: Some(path), .. } => path.display().to_string(),
+            Source::Photos(PhotoSource { place, .. })
+            | Source::Tokens(TokenSource { place, .. }) => place.name.clone(),
             Source::Synthetic { .. } => SYNTHETIC.to_string(),
         }
     }
@@ -268,12 +313,8 @@ impl Source {
     pub(crate) fn open(&self, seed: u64) -> Result<Opened> {
         match self {
             Source::Images { folder, held_out } => open_images(folder.as_deref(), *held_out),
-            Source::Photos { folder, held_out, dims, reading } => {
-                files::open_photos(folder, *held_out, *dims, reading)
-            }
-            Source::Tokens { path, format, held_out, sizes, reading } => {
-                files::open_tokens(path, *format, *held_out, *sizes, reading)
-            }
+            Source::Photos(photos) => photos.open(),
+            Source::Tokens(tokens) => tokens.open(),
             Source::Synthetic { n_samples: [n_train, n_held_out], kind } => {
                 let device = Device::Cpu;
                 let (size, channels, n_classes) = match *kind {
@@ -324,7 +365,7 @@ pub(super) fn checked(
     let network = network(&model, &data, seed)?;
     let source = match data.source.as_deref() {
         Some(SYNTHETIC) => synthetic(&network, &data)?,
-        Some(source) if source != DIGITS => in_files(&network, &data, Path::new(source), seed)?,
+        Some(source) if source != DIGITS => in_files(&network, &data, source, seed)?,
         _ => {
             only_has(&data, DIGITS, &[])?;
             learns_images(&network, DIGITS)?;
@@ -348,6 +389,15 @@ fn only_has(data: &DataSection, kind: &str, allowed: &[&str]) -> Result<()> {
         ("on_corrupt", data.on_corrupt.is_some()),
         ("max_skipped", data.max_skipped.is_some()),
         ("prefetch_bytes", data.prefetch_bytes.is_some()),
+        ("image_column", data.image_column.is_some()),
+        ("label_column", data.label_column.is_some()),
+        ("text_column", data.text_column.is_some()),
+        ("labels", data.labels.is_some()),
+        ("tokenizer", data.tokenizer.is_some()),
+        ("separator", data.separator.is_some()),
+        ("cache_dir", data.cache_dir.is_some()),
+        ("cache_bytes", data.cache_bytes.is_some()),
+        ("store", data.store.is_some()),
     ] {
         let is_allowed = !given || allowed.contains(&key);
         ensure!(is_allowed, "data.{key} is given, but data.source {kind} has none");
@@ -365,40 +415,131 @@ fn learns_images(network: &Model, source: &str) -> Result<()> {
     }
 }
 
-/// By what is at `path`: a file of tokens, a pair of IDX files, or folders of photographs.
-fn in_files(network: &Model, data: &DataSection, path: &Path, seed: u64) -> Result<Source> {
-    let (name, held_out) = (path.display().to_string(), data.held_out);
-    let reading = data.reading(seed)?;
-    if path.is_file() {
-        only_has(data, "a file", &["seq_tokens", "format", "prefetch_bytes"])?;
-        let Model::Gpt2(config) = network else {
-            bail!("data.source `{name}` is a file of tokens, but {} learns images", network.name())
-        };
-        let format = match &data.format {
-            Some(word) => TokenFormat::named(word)?,
-            None => TokenFormat::of(path),
-        };
-        let seq_tokens = data.seq_tokens.unwrap_or(config.context);
-        ensure!(seq_tokens > 0, "data.seq_tokens is 0, 1 is the least");
-        let (sizes, path) = ((seq_tokens, config.vocab), path.to_path_buf());
-        return Ok(Source::Tokens { path, format, held_out, sizes, reading });
-    }
-    learns_images(network, &name)?;
-    let folder = path.to_path_buf();
-    let entries = std::fs::read_dir(path);
-    let is_idx = entries.map_or(true, |entries| {
-        entries.flatten().any(|e| e.file_name().to_string_lossy().contains("idx3-ubyte"))
-    });
-    if is_idx {
+/// By what the source's name or `data.format` says, and what the network learns.
+fn in_files(network: &Model, data: &DataSection, name: &str, seed: u64) -> Result<Source> {
+    if Path::new(name).is_dir() && data.format.is_none() && has_idx(Path::new(name)) {
+        learns_images(network, name)?;
         only_has(data, "with IDX files", &[])?;
-        return Ok(Source::Images { folder: Some(folder), held_out });
+        let folder = Some(PathBuf::from(name));
+        return Ok(Source::Images { folder, held_out: data.held_out });
     }
-    let keys = ["image_size", "augment", "on_corrupt", "max_skipped", "prefetch_bytes"];
-    only_has(data, "with folders of images", &keys)?;
-    let Model::ResNet(kind) = network else { unreachable!("it learns images") };
-    let (channels, default) = kind.images();
-    let size = image_size(data, default)?;
-    Ok(Source::Photos { folder, held_out, dims: [channels, size[0], size[1]], reading })
+    let is_one_path = !Place::is_url(name) && !name.contains('{');
+    ensure!(!is_one_path || Path::new(name).exists(), "data.source: `{name}` does not exist");
+    let format = data.format(name)?;
+    match network {
+        Model::Gpt2(config) => {
+            ensure!(!format.is_images(), learns_images(network, name).unwrap_err());
+            let sizes = (data.seq_tokens.unwrap_or(config.context), config.vocab);
+            tokens(data, name, format, sizes, seed)
+        }
+        Model::ResNet(kind) => {
+            ensure!(
+                !format.is_tokens(),
+                "data.source `{name}` is a file of tokens, but {} learns images",
+                network.name()
+            );
+            photos(data, name, format, kind.images(), seed)
+        }
+    }
+}
+
+fn has_idx(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|entries| {
+        entries.flatten().any(|e| e.file_name().to_string_lossy().contains("idx3-ubyte"))
+    })
+}
+
+/// Keys that a source in a store has beside the others.
+const STORE_KEYS: [&str; 3] = ["cache_dir", "cache_bytes", "store"];
+
+fn tokens(
+    data: &DataSection,
+    name: &str,
+    format: Format,
+    sizes: (usize, usize),
+    seed: u64,
+) -> Result<Source> {
+    let mut keys = vec!["seq_tokens", "format", "prefetch_bytes"];
+    match (&data.tokenizer, format.has_texts()) {
+        (None, true) => bail!(
+            "data.source `{name}` holds texts ({}): name a tokenizer.json as data.tokenizer",
+            format.name()
+        ),
+        (Some(_), false) => bail!(
+            "data.tokenizer is given, but data.source `{name}` ({}) holds no texts",
+            format.name()
+        ),
+        (Some(_), true) => keys.extend(["tokenizer", "separator", "cache_dir"]),
+        (None, false) => {}
+    }
+    match format {
+        Format::Text | Format::Raw(_) | Format::Npy => {}
+        _ => keys.push("text_column"),
+    }
+    if Place::is_url(name) {
+        keys.extend(STORE_KEYS);
+    }
+    only_has(data, &format!("`{name}` ({})", format.name()), &keys)?;
+    ensure!(sizes.0 > 0, "data.seq_tokens is 0, 1 is the least");
+    let reader = data.tokenizer.clone().map(|tokenizer| Reader {
+        tokenizer,
+        separator: data.separator.clone(),
+        column: data.text_column.clone(),
+    });
+    Ok(Source::Tokens(TokenSource {
+        place: data.place(name)?,
+        format,
+        reader,
+        column: data.text_column.clone(),
+        held_out: data.held_out,
+        sizes,
+        reading: data.reading(seed)?,
+    }))
+}
+
+fn photos(
+    data: &DataSection,
+    name: &str,
+    format: Format,
+    (channels, size): (usize, [usize; 2]),
+    seed: u64,
+) -> Result<Source> {
+    let mut keys =
+        vec!["format", "image_size", "augment", "on_corrupt", "max_skipped", "prefetch_bytes"];
+    match format {
+        Format::Images => {}
+        Format::List => keys.push("n_classes"),
+        Format::Npy => keys.extend(["n_classes", "labels"]),
+        _ => keys.extend(["n_classes", "image_column", "label_column"]),
+    }
+    if Place::is_url(name) {
+        ensure!(
+            !format.is_images(),
+            "data.source `{name}`: data.format {} is read from paths alone",
+            format.name()
+        );
+        keys.extend(STORE_KEYS);
+    }
+    only_has(data, &format!("`{name}` ({})", format.name()), &keys)?;
+    ensure!(
+        data.n_classes.is_none_or(|n| (2..=MOST).contains(&n)),
+        "data.n_classes is {}, 2 is the least and {MOST} the most",
+        data.n_classes.unwrap_or(0)
+    );
+    let [height, width] = image_size(data, size)?;
+    Ok(Source::Photos(PhotoSource {
+        place: data.place(name)?,
+        format,
+        columns: Columns {
+            image: data.image_column.clone(),
+            label: data.label_column.clone(),
+            labels: data.labels.clone(),
+            dims: [channels, height, width],
+        },
+        n_classes: data.n_classes,
+        held_out: data.held_out,
+        reading: data.reading(seed)?,
+    }))
 }
 
 /// Height and width, if any machine has room for them.
@@ -432,19 +573,22 @@ fn network(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model>
     Ok(Model::ResNet(kind))
 }
 
-/// Whether the tokens are the bytes of a file.
-fn is_text(data: &DataSection) -> bool {
-    let path = data.source.as_deref().map(Path::new).filter(|path| path.is_file());
-    path.is_some_and(|path| match &data.format {
-        Some(word) => word == "bytes",
-        None => TokenFormat::of(path) == TokenFormat::Raw(Token::U8),
-    })
+/// Tokens that the data may have, where they say so: those of a tokenizer, or bytes.
+fn data_vocab(data: &DataSection) -> Result<Option<usize>> {
+    if let Some(path) = &data.tokenizer {
+        return Ok(Some(tokenizer(path)?.vocab() as usize));
+    }
+    let Some(name) = data.source.as_deref().filter(|&name| name != SYNTHETIC && name != DIGITS)
+    else {
+        return Ok(None);
+    };
+    Ok((data.format(name)? == Format::Raw(Token::U8)).then_some(N_BYTES))
 }
 
 fn gpt2(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
     let small = Gpt2Config::small();
     let config = Gpt2Config {
-        vocab: model.vocab.unwrap_or(if is_text(data) { N_BYTES } else { small.vocab }),
+        vocab: model.vocab.or(data_vocab(data)?).unwrap_or(small.vocab),
         context: model.context.unwrap_or(small.context),
         model_dim: model.model_dim.unwrap_or(small.model_dim),
         n_layers: model.n_layers.unwrap_or(small.n_layers),
