@@ -1,9 +1,9 @@
 //! Casts between element types, each rounding once.
 
-use crate::{Element, Real, isa::vectorized, par};
 use crate::element::{as_type, as_type_mut};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
+use crate::{Element, Real, isa::vectorized, par};
 
 /// `dst[i] = src[i]`, rounded to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
 ///
@@ -75,10 +75,7 @@ pub(crate) fn operand<'a, S: Element, O: Element>(
 }
 
 /// Sums as operands `O` of a product: themselves, or rounded into `scratch`. On the caller's thread.
-pub(crate) fn sums_operand<'a, O: Element>(
-    src: &'a [O::Acc],
-    scratch: &'a mut Vec<O>,
-) -> &'a [O] {
+pub(crate) fn sums_operand<'a, O: Element>(src: &'a [O::Acc], scratch: &'a mut Vec<O>) -> &'a [O] {
     if let Some(same) = as_type::<O::Acc, O>(src) {
         return same;
     }
@@ -146,7 +143,9 @@ pub(crate) unsafe fn narrow_rows<T: Element>(
         // SAFETY: the caller's promise.
         let dst = unsafe { std::slice::from_raw_parts_mut(dst.add(r * dst_ld), n_cols) };
         if add {
-            vectorized(|| dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s)));
+            vectorized(|| {
+                dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s))
+            });
         } else {
             narrow_into(dst, sums);
         }

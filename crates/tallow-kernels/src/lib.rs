@@ -31,6 +31,7 @@ pub mod embedding;
 mod error;
 pub mod fp8;
 pub mod gemm;
+pub mod heads;
 pub mod isa;
 pub mod loss;
 mod micro;

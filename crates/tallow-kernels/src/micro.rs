@@ -197,8 +197,9 @@ pub(crate) unsafe fn by_panels<P: Packed>(
     for j in 0..n_cols {
         for i in 0..rows.div_ceil(P::MR) {
             // SAFETY: inside the panels and rows that the caller promises.
-            let (a, b, c) =
-                unsafe { (a.add(i * P::MR * k), b.add(j * NR * k), c.add(i * P::MR * ld + j * NR)) };
+            let (a, b, c) = unsafe {
+                (a.add(i * P::MR * k), b.add(j * NR * k), c.add(i * P::MR * ld + j * NR))
+            };
             f(a, b, (c, ld), P::MR.min(rows - i * P::MR));
         }
     }

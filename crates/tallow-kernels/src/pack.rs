@@ -118,7 +118,13 @@ impl Packs<bf16> for bf16 {
     fn left_place(l: usize, p: usize) -> usize {
         p / STEP_BF16 * BLOCK + place::<true>(l, p % STEP_BF16)
     }
-    fn left(lanes: &Lanes<bf16>, isa: Isa, dst: &mut [bf16], rows: Range<usize>, depth: Range<usize>) {
+    fn left(
+        lanes: &Lanes<bf16>,
+        isa: Isa,
+        dst: &mut [bf16],
+        rows: Range<usize>,
+        depth: Range<usize>,
+    ) {
         lanes.pack_left(isa, dst, rows, depth);
     }
     fn left_runs<'a>(
@@ -143,13 +149,26 @@ impl Packs<bf16> for bf16 {
             }
         }
     }
-    fn right(lanes: &Lanes<bf16>, isa: Isa, dst: &mut [bf16], cols: Range<usize>, depth: Range<usize>) {
+    fn right(
+        lanes: &Lanes<bf16>,
+        isa: Isa,
+        dst: &mut [bf16],
+        cols: Range<usize>,
+        depth: Range<usize>,
+    ) {
         lanes.pack_right(isa, dst, cols, depth);
     }
     fn patches(panels: &Panels, isa: Isa, dst: &mut [bf16], x: &[bf16], depth: Range<usize>) {
         narrow::patches(panels, isa, dst, x, depth);
     }
-    fn turned(panels: &Panels, isa: Isa, dst: &mut [bf16], x: &[bf16], cols: Range<usize>, n: usize) {
+    fn turned(
+        panels: &Panels,
+        isa: Isa,
+        dst: &mut [bf16],
+        x: &[bf16],
+        cols: Range<usize>,
+        n: usize,
+    ) {
         narrow::turned(panels, isa, dst, x, cols, n);
     }
 }
@@ -378,8 +397,7 @@ impl Lanes<'_, bf16> {
         #[cfg(target_arch = "x86_64")]
         if isa >= Isa::Avx512 && (ls == 1 || ds == 1) {
             use crate::x86::avx512::{Along, pack_block};
-            let (along, stride) =
-                if ds == 1 { (Along::Depth, ls) } else { (Along::Lanes, ds) };
+            let (along, stride) = if ds == 1 { (Along::Depth, ls) } else { (Along::Lanes, ds) };
             // SAFETY: the processor has AVX-512; `src` holds these lanes and depths.
             return unsafe {
                 let (dst, src) = (dst.as_mut_ptr(), src.as_ptr());

@@ -3,8 +3,7 @@
 mod support;
 use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
-use tallow_kernels::{
-    isa::Isa,Element, attention::*};
+use tallow_kernels::{Element, attention::*, isa::Isa};
 use tallow_testkit::{Reference, Tol, assert_close, central_difference, values, widen};
 
 /// Against PyTorch in f64, computed in f32.

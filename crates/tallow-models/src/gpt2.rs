@@ -13,7 +13,7 @@ use candle_core::{D, Device, Module, ModuleT, Result, Tensor};
 use candle_nn::{Init, VarBuilder, kv_cache::KvCache};
 use tallow_tensor::{
     layers::{Dropout, Embedding, LayerNorm, layer_norm},
-    ops::{self, CrossEntropy, Loss},
+    ops::{self, CrossEntropy, Loss, Mask},
 };
 
 const NORM_EPS: f64 = 1e-5;
@@ -334,10 +334,19 @@ impl Block {
     fn attend(&self, x_btd: &Tensor, train: bool, cache: Option<&mut KvCache>) -> Result<Tensor> {
         let (b, t, d) = x_btd.dims3()?;
         let qkv = self.c_attn.forward_t(&self.ln_1.forward(x_btd)?, train)?;
-        let part = |i: usize| {
-            qkv.narrow(D::Minus1, i * d, d)?.reshape((b, t, self.n_heads, ()))?.transpose(1, 2)
+        let out_btd = match cache {
+            None => {
+                let scale = 1.0 / ((d / self.n_heads) as f64).sqrt();
+                ops::attention_packed(&qkv, (self.n_heads, self.n_heads), Mask::Causal, scale)?
+            }
+            cache => {
+                let part = |i: usize| {
+                    let rows = qkv.narrow(D::Minus1, i * d, d)?;
+                    rows.reshape((b, t, self.n_heads, ()))?.transpose(1, 2)
+                };
+                text::attend(&part(0)?, &part(1)?, &part(2)?, cache)?
+            }
         };
-        let out_btd = text::attend(&part(0)?, &part(1)?, &part(2)?, cache)?;
         let added = self.dropout.forward_t(&self.attn_proj.forward_t(&out_btd, train)?, train)?;
         Ok(ops::add(x_btd, &added)?)
     }

@@ -399,16 +399,13 @@ impl Block {
     }
 
     fn attend(&self, x_btd: &Tensor, train: bool) -> Result<Tensor> {
-        let (b, t, d) = x_btd.dims3()?;
+        let (_, _, d) = x_btd.dims3()?;
         let normed = self.norm_before.forward(x_btd)?;
-        let heads = |proj: &Projection| {
-            proj.forward_t(&normed, train)?.reshape((b, t, self.n_heads, ()))?.transpose(1, 2)
-        };
-        let (q_bhtd, k_bhtd, v_bhtd) =
-            (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
+        let (q, k) = (self.query.forward_t(&normed, train)?, self.key.forward_t(&normed, train)?);
+        let v = self.value.forward_t(&normed, train)?;
         let scale = 1.0 / ((d / self.n_heads) as f64).sqrt();
-        let out_bhtd = ops::attention(&q_bhtd, &k_bhtd, &v_bhtd, Mask::Full, scale)?;
-        let out_btd = out_bhtd.transpose(1, 2)?.reshape((b, t, d))?;
+        let heads = (self.n_heads, self.n_heads);
+        let out_btd = ops::attention_rows(&q, &k, &v, heads, Mask::Full, scale)?;
         let added = self.attention_output.forward_t(&out_btd, train)?;
         Ok(ops::add(x_btd, &self.dropout.forward_t(&added, train)?)?)
     }

@@ -238,12 +238,7 @@ pub(crate) fn apply<K: Kernel>(
     }
     let (storage, shape) = forward(&kernel, args)?;
     if !args.iter().any(|arg| arg.track_op()) {
-        return Ok(Tensor::from_storage(
-            Storage::Cpu(storage),
-            shape,
-            BackpropOp::none(),
-            false,
-        ));
+        return Ok(Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false));
     }
     let tokens: Vec<Option<Token>> = args.iter().map(|arg| relay::token(arg)).collect();
     let nodes: Vec<Tensor> = args
@@ -279,9 +274,11 @@ pub(crate) fn apply<K: Kernel>(
 
 /// The output of a kernel.
 fn forward<K: Kernel>(kernel: &K, args: &[&Tensor]) -> Result<(CpuStorage, Shape)> {
-    with_views(K::NAME, args, |views| {
-        with_float!(K::NAME, views[0].dtype(), T => kernel.forward::<T>(views))
-    })
+    with_views(
+        K::NAME,
+        args,
+        |views| with_float!(K::NAME, views[0].dtype(), T => kernel.forward::<T>(views)),
+    )
 }
 
 /// Runs `f` on CPU tensors.
@@ -344,7 +341,9 @@ impl<K: Kernel> Op<K> {
         debug_assert_eq!(grads.len(), args.len(), "{}: one gradient per operand", K::NAME);
         aside::divert(args, &mut grads)?;
         for (grad, operand) in grads.iter_mut().zip(operands) {
-            if let (Some(slot), Some(of_operand)) = (&operand.slot, grad.take_if(|_| operand.slot.is_some())) {
+            if let (Some(slot), Some(of_operand)) =
+                (&operand.slot, grad.take_if(|_| operand.slot.is_some()))
+            {
                 slot.put(of_operand)?;
                 *grad = relay::mark()?;
             }

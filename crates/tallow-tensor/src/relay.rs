@@ -52,7 +52,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The token of `output`, if an operation of this crate made it.
 pub(crate) fn token(output: &Tensor) -> Option<Token> {
     // A tensor without a graph, a parameter say, has none.
-    if output.is_variable() || !output.track_op() { None } else { lock(&TOKENS).get(&output.id()).cloned() }
+    if output.is_variable() || !output.track_op() {
+        None
+    } else {
+        lock(&TOKENS).get(&output.id()).cloned()
+    }
 }
 
 /// What a token's node computes: nothing.
@@ -68,11 +72,8 @@ pub(crate) fn mark() -> Result<Option<Tensor>> {
 /// The output that hangs on `token`.
 pub(crate) fn emit(token: Token, storage: CpuStorage, shape: Shape) -> candle_core::Result<Tensor> {
     let id = Arc::new(OnceLock::new());
-    let emit = Emit {
-        made: Mutex::new(Some((storage, shape))),
-        slot: token.slot.clone(),
-        id: id.clone(),
-    };
+    let emit =
+        Emit { made: Mutex::new(Some((storage, shape))), slot: token.slot.clone(), id: id.clone() };
     let output = token.node.apply_op1(emit)?;
     lock(&TOKENS).insert(output.id(), token);
     let _ = id.set(output.id());

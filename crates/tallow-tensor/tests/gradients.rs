@@ -322,6 +322,22 @@ fn attentions() {
                 row(format!("attention {sizes:?} {mask:?}"), &operands, op)
                     .roundings(TWICE, FROM_OUTPUT),
             ]);
+            let rows: [&[usize]; 3] = [&[b, tq, h * d], &[b, tk, g * d], &[b, tk, g * d]];
+            let op =
+                move |x: &[Tensor]| ops::attention_rows(&x[0], &x[1], &x[2], (h, g), mask, scale);
+            check(vec![
+                row(format!("attention of rows {sizes:?} {mask:?}"), &rows, op)
+                    .roundings(TWICE, FROM_OUTPUT),
+            ]);
+            let op = move |x: &[Tensor]| ops::attention_packed(&x[0], (h, g), mask, scale);
+            check(vec![
+                row(
+                    format!("packed attention {sizes:?} {mask:?}"),
+                    &[&[b, tk, (h + 2 * g) * d]],
+                    op,
+                )
+                .roundings(TWICE, FROM_OUTPUT),
+            ]);
         }
     }
 }

@@ -217,8 +217,7 @@ impl WeightPlan {
         let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
         let blocks_out = shape.group_out().div_ceil(block_out);
         let groups = shape.cfg.groups;
-        let mut plan =
-            Self { groups, blocks_out, blocks_in: 1, block_in, block_out, n_cuts: 1 };
+        let mut plan = Self { groups, blocks_out, blocks_in: 1, block_in, block_out, n_cuts: 1 };
         plan.blocks_in = shape.group_in().div_ceil(block_in);
         // Smaller blocks first: cuts over pixels have partial sums to hold and to add.
         while plan.n_blocks() < MIN_TASKS && plan.block_in * shape.taps() >= 2 * MIN_BLOCK_DEPTH {

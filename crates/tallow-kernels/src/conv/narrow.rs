@@ -89,7 +89,8 @@ pub(crate) fn patches(
         return;
     }
     for (q, dst) in (0..n).step_by(WIDE).zip(dst.chunks_mut(WIDE * n_panel)) {
-        let rows: [_; WIDE] = std::array::from_fn(|i| PanelRows::new(panels, (q + i).min(n - 1), x));
+        let rows: [_; WIDE] =
+            std::array::from_fn(|i| PanelRows::new(panels, (q + i).min(n - 1), x));
         let rows = &rows[..WIDE.min(n - q)];
         #[cfg(target_arch = "x86_64")]
         if isa >= Isa::Avx512 {

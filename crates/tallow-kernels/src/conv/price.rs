@@ -5,13 +5,7 @@ use super::{
     backward::{WeightPlan, phases},
     block_out,
 };
-use crate::{
-    Element,
-    gemm::Cuts,
-    micro::Packed,
-    pack::packs_narrow,
-    product,
-};
+use crate::{Element, gemm::Cuts, micro::Packed, pack::packs_narrow, product};
 
 /// `$f` of the elements that operands of `$t` are packed in.
 macro_rules! packed {

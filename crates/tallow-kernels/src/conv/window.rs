@@ -4,13 +4,7 @@
 //! lane, one pixel of a source plane. Where a lane reads does not depend on the channel, so it is
 //! worked out once a panel and used for all of them.
 
-use crate::{
-    Element, Real,
-    isa::Isa,
-    micro::NR,
-    pack::Packs,
-    product::Right,
-};
+use crate::{Element, Real, isa::Isa, micro::NR, pack::Packs, product::Right};
 use std::ops::Range;
 
 /// Where the taps of a window fall around the pixels of a grid.

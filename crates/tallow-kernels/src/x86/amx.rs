@@ -28,7 +28,9 @@ pub(super) fn is_available() -> bool {
 unsafe fn xcr0() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: the caller's promise; register 0 always exists.
-    unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack))
+    };
     u64::from(high) << 32 | u64::from(low)
 }
 

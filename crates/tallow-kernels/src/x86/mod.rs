@@ -53,9 +53,14 @@ pub(crate) unsafe fn micro_f32(
         if isa >= Isa::Avx512 {
             return avx512::micro_f32(k, a, b, c, n, add);
         }
-        by_panels(k, a, b, c, n, |a, b, (c, ld), rows| {
-            by_rows!(rows, M => micro_f32_avx2::<M>(k, a, b, c, ld, add))
-        });
+        by_panels(
+            k,
+            a,
+            b,
+            c,
+            n,
+            |a, b, (c, ld), rows| by_rows!(rows, M => micro_f32_avx2::<M>(k, a, b, c, ld, add)),
+        );
     }
 }
 

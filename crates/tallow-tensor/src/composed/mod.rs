@@ -16,7 +16,7 @@ pub use activation::{add, add_relu, dropout, gelu_erf, gelu_tanh, relu, silu, sw
 pub use image::{avg_pool2d, conv2d, global_avg_pool2d, max_pool2d};
 pub use loss::{cross_entropy, linear_cross_entropy};
 pub use norm::{batch_norm2d, batch_norm2d_given, layer_norm, rms_norm};
-pub use product::{attention, linear, lora_linear, matmul};
+pub use product::{attention, attention_rows, linear, lora_linear, matmul};
 pub use rows::{embedding, log_softmax, mean_all, rope, softmax, sum_all};
 
 use crate::{Error, Result};

@@ -5,6 +5,7 @@
 use super::{keep_where, rows::wide_softmax, widen};
 use crate::{Result, ops::Mask};
 use candle_core::{Device, Tensor};
+use tallow_kernels::attention::AttentionShape;
 
 /// As [`ops::linear`](crate::ops::linear), but a bias adds one rounding.
 /// # Errors
@@ -55,6 +56,26 @@ fn times_matrix(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     dims.pop();
     dims.push(n);
     Ok(a.reshape((n_rows, k))?.matmul(b)?.reshape(dims)?)
+}
+
+/// As [`ops::attention_rows`](crate::ops::attention_rows), by [`attention`].
+/// # Errors
+/// As there.
+pub fn attention_rows(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    shape: &AttentionShape,
+    mask: Mask,
+    scale: f64,
+) -> Result<Tensor> {
+    let AttentionShape { batch, n_heads, n_kv_heads, q_tokens, head_dim, .. } = *shape;
+    let heads = |rows: &Tensor, n: usize| -> Result<Tensor> {
+        Ok(rows.reshape((batch, (), n, head_dim))?.transpose(1, 2)?)
+    };
+    let (k, v) = (heads(k, n_kv_heads)?, heads(v, n_kv_heads)?);
+    let out = attention(&heads(q, n_heads)?, &k, &v, mask, scale)?;
+    Ok(out.transpose(1, 2)?.reshape((batch, q_tokens, n_heads * head_dim))?)
 }
 
 /// As [`ops::attention`](crate::ops::attention), but the graph keeps several tensors

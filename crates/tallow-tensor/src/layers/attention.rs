@@ -66,16 +66,12 @@ impl MultiHeadAttention {
 impl Module for MultiHeadAttention {
     /// `x_btm` `[B, T, M]` → `[B, T, M]`.
     fn forward(&self, x_btm: &Tensor) -> Result<Tensor> {
-        let (b, t, _) = x_btm.dims3()?;
         let HeadSizes { n_heads, n_kv_heads, head_dim } = self.heads;
-        let split = |proj: &Linear, n: usize| {
-            proj.forward(x_btm)?.reshape((b, t, n, head_dim))?.transpose(1, 2)
-        };
-        let q_bhtd = split(&self.q_proj, n_heads)?;
-        let (k_bgtd, v_bgtd) = (split(&self.k_proj, n_kv_heads)?, split(&self.v_proj, n_kv_heads)?);
+        let (q, k) = (self.q_proj.forward(x_btm)?, self.k_proj.forward(x_btm)?);
+        let v = self.v_proj.forward(x_btm)?;
         let scale = 1.0 / (head_dim as f64).sqrt();
-        let out_bhtd = ops::attention(&q_bhtd, &k_bgtd, &v_bgtd, self.mask, scale)?;
-        let out_btm = out_bhtd.transpose(1, 2)?.reshape((b, t, n_heads * head_dim))?;
+        let heads = (n_heads, n_kv_heads);
+        let out_btm = ops::attention_rows(&q, &k, &v, heads, self.mask, scale)?;
         self.out_proj.forward(&out_btm)
     }
 }

@@ -15,7 +15,7 @@ mod rotary;
 mod softmax;
 
 pub use activation::{add, add_relu, gelu_erf, gelu_tanh, relu, silu, swiglu};
-pub use attention::{Mask, attention};
+pub use attention::{Mask, attention, attention_packed, attention_rows};
 pub use conv::{Conv2dConfig, conv2d};
 pub use dropout::{DropKey, dropout, uniform};
 pub use embedding::embedding;
