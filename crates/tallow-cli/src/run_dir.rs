@@ -1,6 +1,9 @@
 //! The folder of a run: what it was told, what it chose, how far it came.
 
-use crate::{config::Config, report};
+use crate::{
+    config::{Choice, Config},
+    report,
+};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,6 +17,7 @@ use tallow_train::{
 };
 
 const CONFIG: &str = "config.toml";
+const EFFECTIVE: &str = "effective.toml";
 const PLAN: &str = "plan.json";
 const CHECKPOINTS: &str = "checkpoints";
 
@@ -31,6 +35,20 @@ pub(crate) enum Start {
 /// The configuration of the run in `folder`.
 pub(crate) fn config_path(folder: &Path) -> PathBuf {
     folder.join(CONFIG)
+}
+
+/// The values in force of the run in `folder`.
+pub(crate) fn effective_path(folder: &Path) -> PathBuf {
+    folder.join(EFFECTIVE)
+}
+
+/// The newest whole weights of the run in `folder`.
+///
+/// # Errors
+/// If there is no whole checkpoint.
+pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
+    let checkpoints = Checkpoints::look(folder.join(CHECKPOINTS));
+    Ok(checkpoints.newest()?.path.join("weights.safetensors"))
 }
 
 /// The choice of the run's plan, by names, so that an edited configuration still finds it.
@@ -92,11 +110,18 @@ impl<'a> RunDir<'a> {
         Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
     }
 
-    /// Writes down what was chosen.
+    /// Writes down what was chosen, and with it every value in force.
     ///
     /// # Errors
     /// If the folder cannot be written.
     pub(crate) fn write_plan(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+        let choice = Choice {
+            precision: chosen.policy,
+            optimizer: chosen.optimizer,
+            micro_batch: chosen.micro_batch,
+        };
+        let effective = toml::to_string_pretty(&config.effective(Some(&choice)))?;
+        report::write_text(self.folder, EFFECTIVE, &effective)?;
         let chosen = Chosen {
             precision: config.precisions[chosen.policy].name.clone(),
             optimizer: config.optimizers[chosen.optimizer].name.clone(),

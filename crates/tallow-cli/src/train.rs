@@ -218,7 +218,7 @@ fn introduce(config: &Config, opened: &Opened, chosen: &Candidate, n_params: u64
     say!(
         "{}, {n_params} parameters, on {} samples of {} ({} held out), batch {} in micro-batches of \
          {}, {}, {}, recompute {}",
-        config.model.name(),
+        config.model.network.name(),
         opened.train.n_samples(),
         by(&opened.size),
         opened.held_out.n_samples(),
@@ -279,7 +279,7 @@ fn summary(
     let secs = progress.training.as_secs_f64();
     Report {
         name: config.source.name(),
-        model: config.model.name().to_string(),
+        model: config.model.network.name().to_string(),
         params,
         batch: config.batch as u64,
         micro_batch: chosen.micro_batch as u64,

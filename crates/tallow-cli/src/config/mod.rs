@@ -3,20 +3,27 @@
 //! Without a budget every choice is made: by the file, or by a default. With one, what the file
 //! leaves open is the planner's: precision, micro-batch, recomputation, optimizer state.
 
+mod effective;
 mod files;
+mod keys;
 mod memory;
 mod model;
+mod network;
 mod optimizer;
 mod precision;
+mod weights;
 
+pub(crate) use effective::Choice;
+pub(crate) use model::Opened;
 use model::Source;
-pub(crate) use model::{Model, Opened};
+pub(crate) use network::{Model, Shape as DataShape};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use memory::{Memory, MemorySection};
-use model::{DataSection, ModelSection};
+use model::DataSection;
+use network::ModelSection;
 use optimizer::{OptimizerSection, State};
 use precision::{Compute, PrecisionSection};
 use serde::Deserialize;
@@ -214,8 +221,51 @@ pub(crate) fn load(
     }
 }
 
+/// Every key with its default and what it is for, as TOML.
+///
+/// # Errors
+/// None: the defaults are a configuration.
+pub(crate) fn documented_defaults() -> Result<String> {
+    Ok(keys::documented(&load(None, &[], None)?.effective(None)))
+}
+
+/// The JSON schema of configurations.
+///
+/// # Errors
+/// None: the defaults are a configuration.
+pub(crate) fn schema() -> Result<serde_json::Value> {
+    Ok(keys::schema(&load(None, &[], None)?.effective(None)))
+}
+
+/// The network of the run whose values in force are in `path`, its seed, and whether its tokens are
+/// bytes.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn network_of(path: &Path) -> Result<(Model, u64, bool)> {
+    let mut table = read(path)?;
+    let data = table.get("data").and_then(|data| data.get("format"));
+    let is_text = data.and_then(toml::Value::as_str) == Some("bytes");
+    let train: Train = section(&mut table, "train")?;
+    let model: ModelSection = section(&mut table, "model")?;
+    let seed = train.seed.unwrap_or(0);
+    Ok((model.checked(is_text, seed)?, seed, is_text))
+}
+
+/// The network of published weights: its configuration lies beside them.
+///
+/// # Errors
+/// If they cannot be read, or nothing says which network they are of.
+pub(crate) fn network_of_weights(path: &Path) -> Result<Model> {
+    let model = ModelSection::of_weights(path).checked(false, 0)?;
+    let weights = model.weights.as_ref().and_then(|weights| weights.model_type());
+    ensure!(weights.is_some(), "`{}`: no config.json beside it names a network", path.display());
+    Ok(model)
+}
+
 /// What a table of sections means.
 fn checked_table(mut table: toml::Table) -> Result<Config> {
+    keys::check_known(&table)?;
     let given = table.clone();
     let sections = Sections {
         model: section(&mut table, "model")?,
@@ -226,12 +276,6 @@ fn checked_table(mut table: toml::Table) -> Result<Config> {
         optimizer: section(&mut table, "optimizer")?,
         checkpoint: section(&mut table, "checkpoint")?,
     };
-    if let Some(key) = table.keys().next() {
-        bail!(
-            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision`, `memory`, \
-             `optimizer` and `checkpoint`"
-        );
-    }
     checked(sections, given)
 }
 
@@ -273,7 +317,7 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         "train.micro_batch is auto, but optimizer.release_gradients needs one micro-batch"
     );
     let learning_rate = positive("learning_rate", train.learning_rate)?;
-    let learning_rate = learning_rate.unwrap_or(model.learning_rate());
+    let learning_rate = learning_rate.unwrap_or(model.network.learning_rate());
     let release = optimizer.release_gradients == Some(true);
     let precisions = precisions(&precision, budget.is_some())?;
     let optimizers = optimizers(&optimizer, &memory, budget.is_some(), learning_rate)?;

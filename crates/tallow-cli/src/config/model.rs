@@ -1,41 +1,24 @@
-//! Sections `model` and `data`: which network, on what.
+//! Section `data`: what the network learns from.
 
 use super::{
     files::{self, Photos, Reading, Sequences, TokenFormat},
     memory::Bytes,
+    network::{MOST, Model, ModelSection, Network},
 };
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use tallow_data::{Dataset, ImageSet, Images, Kind, OnCorrupt, Pixels, Synthetic, formats::Token};
-use tallow_models::{Gpt2Config, ResNetConfig};
 
 const DIGITS: &str = "digits";
 const SYNTHETIC: &str = "synthetic";
 /// Digits held out of the embedded 10 000.
 const DIGITS_HELD_OUT: usize = 1000;
 /// Tokens where each byte is one.
-const N_BYTES: usize = 256;
-const MODELS: &str = "`resnet-digits`, `resnet18`, `resnet50` and `gpt2`";
-
-/// The most that one size of a model or of data may be.
-const MOST: usize = 1 << 31;
-/// More parameters than any machine that this runs on holds.
-const MOST_PARAMS: f64 = 1e12;
-
-/// Section `model`.
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct ModelSection {
-    name: Option<String>,
-    vocab: Option<usize>,
-    context: Option<usize>,
-    model_dim: Option<usize>,
-    n_layers: Option<usize>,
-    n_heads: Option<usize>,
-    dropout: Option<f64>,
-}
+pub(super) const N_BYTES: usize = 256;
+/// The longest sequence that is taken without being asked for.
+const SEQ_TOKENS: usize = 1024;
 
 /// Section `data`.
 #[derive(Deserialize, Default)]
@@ -80,72 +63,6 @@ impl DataSection {
             prefetch_bytes: prefetch_bytes.context("data.prefetch_bytes")?.unwrap_or(0),
             seed,
         })
-    }
-}
-
-/// A network, before the data have told it their classes.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Model {
-    /// Images to classes.
-    ResNet(ResNetKind),
-    /// Tokens to the next.
-    Gpt2(Gpt2Config),
-}
-
-/// The residual networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ResNetKind {
-    Digits,
-    ResNet18,
-    ResNet50,
-}
-
-impl ResNetKind {
-    /// Channels of its images, and their size if none is given.
-    fn images(self) -> (usize, [usize; 2]) {
-        match self {
-            ResNetKind::Digits => (1, [28, 28]),
-            ResNetKind::ResNet18 | ResNetKind::ResNet50 => (3, [224, 224]),
-        }
-    }
-
-    /// For images of `channels` and `n_classes`.
-    pub(crate) fn config(self, in_channels: usize, n_classes: usize) -> ResNetConfig {
-        let config = match self {
-            ResNetKind::Digits => ResNetConfig { n_classes, ..ResNetConfig::digits() },
-            ResNetKind::ResNet18 => ResNetConfig::resnet18(n_classes),
-            ResNetKind::ResNet50 => ResNetConfig::resnet50(n_classes),
-        };
-        ResNetConfig { in_channels, ..config }
-    }
-}
-
-impl Model {
-    /// Bytes of its weights in f32, before anything is built; 0 for networks that are small.
-    pub(crate) fn weights_bytes(&self) -> u64 {
-        match self {
-            Model::ResNet(_) => 0,
-            Model::Gpt2(config) => config.n_params().saturating_mul(4),
-        }
-    }
-
-    /// What it learns at unless told otherwise.
-    pub(crate) fn learning_rate(&self) -> f64 {
-        match self {
-            Model::ResNet(_) => 4e-3,
-            // From 2e-3 on small ones stay with the frequencies of single tokens for long.
-            Model::Gpt2(_) => 5e-4,
-        }
-    }
-
-    /// As `model.name` has it.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Model::ResNet(ResNetKind::Digits) => "resnet-digits",
-            Model::ResNet(ResNetKind::ResNet18) => "resnet18",
-            Model::ResNet(ResNetKind::ResNet50) => "resnet50",
-            Model::Gpt2(_) => "gpt2",
-        }
     }
 }
 
@@ -321,19 +238,20 @@ pub(super) fn checked(
     data: DataSection,
     seed: u64,
 ) -> Result<(Model, Source)> {
-    let network = network(&model, &data, seed)?;
+    let model = model.checked(is_text(&data), seed)?;
+    let network = &model.network;
     let source = match data.source.as_deref() {
-        Some(SYNTHETIC) => synthetic(&network, &data)?,
-        Some(source) if source != DIGITS => in_files(&network, &data, Path::new(source), seed)?,
+        Some(SYNTHETIC) => synthetic(network, &data)?,
+        Some(source) if source != DIGITS => in_files(network, &data, Path::new(source), seed)?,
         _ => {
             only_has(&data, DIGITS, &[])?;
-            learns_images(&network, DIGITS)?;
+            learns_images(network, DIGITS)?;
             let held_out = data.held_out.or(Some(DIGITS_HELD_OUT));
             Source::Images { folder: None, held_out }
         }
     };
     ensure!(data.held_out != Some(0), "data.held_out is 0, accuracy needs at least 1 sample");
-    Ok((network, source))
+    Ok((model, source))
 }
 
 /// That no key is given but those in `allowed`, which a source of this kind has.
@@ -355,35 +273,34 @@ fn only_has(data: &DataSection, kind: &str, allowed: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn learns_images(network: &Model, source: &str) -> Result<()> {
-    match network {
-        Model::ResNet(_) => Ok(()),
-        Model::Gpt2(_) => bail!(
-            "model.name is gpt2, which learns tokens; data.source `{source}` has images: give a file of \
-             text or tokens, or `{SYNTHETIC}`"
-        ),
-    }
+/// Channels of the images, and their size if none is given.
+fn learns_images(network: &Network, source: &str) -> Result<(usize, [usize; 2])> {
+    network.images().with_context(|| {
+        format!(
+            "model.name is {}, which learns tokens; data.source `{source}` has images: give a file \
+             of text or tokens, or `{SYNTHETIC}`",
+            network.name()
+        )
+    })
 }
 
 /// By what is at `path`: a file of tokens, a pair of IDX files, or folders of photographs.
-fn in_files(network: &Model, data: &DataSection, path: &Path, seed: u64) -> Result<Source> {
+fn in_files(network: &Network, data: &DataSection, path: &Path, seed: u64) -> Result<Source> {
     let (name, held_out) = (path.display().to_string(), data.held_out);
     let reading = data.reading(seed)?;
     if path.is_file() {
         only_has(data, "a file", &["seq_tokens", "format", "prefetch_bytes"])?;
-        let Model::Gpt2(config) = network else {
+        let Some((vocab, context)) = network.tokens() else {
             bail!("data.source `{name}` is a file of tokens, but {} learns images", network.name())
         };
         let format = match &data.format {
             Some(word) => TokenFormat::named(word)?,
             None => TokenFormat::of(path),
         };
-        let seq_tokens = data.seq_tokens.unwrap_or(config.context);
-        ensure!(seq_tokens > 0, "data.seq_tokens is 0, 1 is the least");
-        let (sizes, path) = ((seq_tokens, config.vocab), path.to_path_buf());
+        let (sizes, path) = ((seq_tokens(data, context)?, vocab), path.to_path_buf());
         return Ok(Source::Tokens { path, format, held_out, sizes, reading });
     }
-    learns_images(network, &name)?;
+    let (channels, default) = learns_images(network, &name)?;
     let folder = path.to_path_buf();
     let entries = std::fs::read_dir(path);
     let is_idx = entries.map_or(true, |entries| {
@@ -395,8 +312,6 @@ fn in_files(network: &Model, data: &DataSection, path: &Path, seed: u64) -> Resu
     }
     let keys = ["image_size", "augment", "on_corrupt", "max_skipped", "prefetch_bytes"];
     only_has(data, "with folders of images", &keys)?;
-    let Model::ResNet(kind) = network else { unreachable!("it learns images") };
-    let (channels, default) = kind.images();
     let size = image_size(data, default)?;
     Ok(Source::Photos { folder, held_out, dims: [channels, size[0], size[1]], reading })
 }
@@ -410,28 +325,6 @@ fn image_size(data: &DataSection, default: [usize; 2]) -> Result<[usize; 2]> {
     Ok([height, width])
 }
 
-fn network(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
-    let name = model.name.as_deref().unwrap_or("resnet-digits");
-    let kind = match name {
-        "resnet-digits" => ResNetKind::Digits,
-        "resnet18" => ResNetKind::ResNet18,
-        "resnet50" => ResNetKind::ResNet50,
-        "gpt2" => return gpt2(model, data, seed),
-        _ => bail!("model.name `{name}` is unknown; there are {MODELS}"),
-    };
-    for (key, given) in [
-        ("vocab", model.vocab.is_some()),
-        ("context", model.context.is_some()),
-        ("model_dim", model.model_dim.is_some()),
-        ("n_layers", model.n_layers.is_some()),
-        ("n_heads", model.n_heads.is_some()),
-        ("dropout", model.dropout.is_some()),
-    ] {
-        ensure!(!given, "model.{key} is given, but {name} has none");
-    }
-    Ok(Model::ResNet(kind))
-}
-
 /// Whether the tokens are the bytes of a file.
 fn is_text(data: &DataSection) -> bool {
     let path = data.source.as_deref().map(Path::new).filter(|path| path.is_file());
@@ -441,60 +334,31 @@ fn is_text(data: &DataSection) -> bool {
     })
 }
 
-fn gpt2(model: &ModelSection, data: &DataSection, seed: u64) -> Result<Model> {
-    let small = Gpt2Config::small();
-    let config = Gpt2Config {
-        vocab: model.vocab.unwrap_or(if is_text(data) { N_BYTES } else { small.vocab }),
-        context: model.context.unwrap_or(small.context),
-        model_dim: model.model_dim.unwrap_or(small.model_dim),
-        n_layers: model.n_layers.unwrap_or(small.n_layers),
-        n_heads: model.n_heads.unwrap_or(small.n_heads),
-        dropout: model.dropout.unwrap_or(small.dropout),
-        dropout_seed: seed,
-    };
-    for (key, value) in [
-        ("vocab", config.vocab),
-        ("context", config.context),
-        ("model_dim", config.model_dim),
-        ("n_layers", config.n_layers),
-        ("n_heads", config.n_heads),
-    ] {
-        ensure!(value > 0, "model.{key} is 0, 1 is the least");
-        ensure!(value <= MOST, "model.{key} is {value}, {MOST} is the most");
-    }
-    let [vocab, dim, layers] = [config.vocab, config.model_dim, config.n_layers].map(|n| n as f64);
-    let n_params = vocab * dim + layers * 12.0 * dim * dim;
+/// Tokens of a sequence, if the network has room for them.
+fn seq_tokens(data: &DataSection, context: usize) -> Result<usize> {
+    let seq_tokens = data.seq_tokens.unwrap_or(context.min(SEQ_TOKENS));
+    ensure!(seq_tokens > 0, "data.seq_tokens is 0, 1 is the least");
     ensure!(
-        n_params < MOST_PARAMS,
-        "model: {n_params:.1e} parameters, {MOST_PARAMS:.0e} is the most"
+        seq_tokens <= context,
+        "data.seq_tokens {seq_tokens} is more than model.context {context}"
     );
-    let (dim, heads, dropout) = (config.model_dim, config.n_heads, config.dropout);
-    ensure!(dim % heads == 0, "model.n_heads {heads} does not divide model.model_dim {dim}");
-    ensure!(
-        (0.0..1.0).contains(&dropout),
-        "model.dropout is {dropout}, it must be from 0 to below 1"
-    );
-    let (n_tokens, context) = (data.seq_tokens.unwrap_or(config.context), config.context);
-    ensure!(n_tokens <= context, "data.seq_tokens {n_tokens} is more than model.context {context}");
-    Ok(Model::Gpt2(config))
+    Ok(seq_tokens)
 }
 
-fn synthetic(network: &Model, data: &DataSection) -> Result<Source> {
+fn synthetic(network: &Network, data: &DataSection) -> Result<Source> {
     let only = |key: &str, given: bool, name: &str| {
         ensure!(!given, "data.{key} is given, but {name} has none");
         Ok(())
     };
-    let kind = match network {
-        Model::Gpt2(config) => {
-            only("image_size", data.image_size.is_some(), "gpt2")?;
-            only("n_classes", data.n_classes.is_some(), "gpt2")?;
-            let n_tokens = data.seq_tokens.unwrap_or(config.context);
-            ensure!(n_tokens > 0, "data.seq_tokens is 0, 1 is the least");
-            Kind::Tokens { n_tokens, vocab: config.vocab }
+    let kind = match (network.tokens(), network.images()) {
+        (Some((vocab, context)), _) => {
+            only("image_size", data.image_size.is_some(), network.name())?;
+            only("n_classes", data.n_classes.is_some(), network.name())?;
+            Kind::Tokens { n_tokens: seq_tokens(data, context)?, vocab }
         }
-        Model::ResNet(kind) => {
+        (None, images) => {
             only("seq_tokens", data.seq_tokens.is_some(), network.name())?;
-            let (channels, default) = kind.images();
+            let (channels, default) = images.expect("what learns no tokens learns images");
             let [height, width] = image_size(data, default)?;
             let n_classes = data.n_classes.unwrap_or(if channels == 1 { 10 } else { 1000 });
             ensure!(n_classes > 1, "data.n_classes is {n_classes}, 2 is the least");

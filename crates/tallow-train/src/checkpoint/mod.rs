@@ -109,6 +109,11 @@ impl Checkpoints {
         Ok(all)
     }
 
+    /// Those in `folder`, to read; nothing is made or removed.
+    pub fn look(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), keep: usize::MAX }
+    }
+
     /// Where they are.
     pub fn folder(&self) -> &Path {
         &self.folder
