@@ -5,11 +5,13 @@ mod data;
 mod memory_log;
 mod metrics;
 mod observer;
+mod page;
 mod plan;
 mod report;
 mod run_dir;
 mod sample;
 mod signals;
+mod tensorboard;
 mod train;
 mod view;
 mod workload;
@@ -42,6 +44,11 @@ enum Command {
     Train(TrainArguments),
     /// Say how a model would be trained within a budget and what its peak would be, without training.
     Plan(PlanArguments),
+    /// Draw a run as one HTML page, report.html in its folder.
+    Report {
+        /// Folder of the run.
+        folder: PathBuf,
+    },
     /// Go on with a text: a look at what a language model has learned.
     Sample(SampleArguments),
     /// Say what can be configured.
@@ -165,6 +172,10 @@ fn run(arguments: Arguments) -> Result<u8> {
         Command::Plan(PlanArguments { config, set, budget, json }) => {
             let config = config::load(config.as_deref(), &set, budget.as_deref())?;
             plan::run(&config, json, &ALLOCATOR).map(|()| 0)
+        }
+        Command::Report { folder } => {
+            say!("{}", page::write(&folder)?.display());
+            Ok(0)
         }
         Command::Sample(SampleArguments {
             path,

@@ -2,7 +2,7 @@
 
 use crate::{
     config::Config,
-    report::bytes_key,
+    report::by_category,
     view::{mib, say},
     workload::Work,
 };
@@ -34,8 +34,6 @@ pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<(
 }
 
 fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
-    let terms = candidate.terms.iter();
-    let terms = terms.map(|(category, bytes)| (bytes_key(category), json!(bytes)));
     json!({
         "model": config.model.network.name(),
         "batch": config.batch,
@@ -46,7 +44,7 @@ fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
         "optimizer": config.optimizers[candidate.optimizer].name,
         "predicted_peak_bytes": candidate.peak_bytes(),
         "predicted_secs_per_sample": candidate.secs_per_sample,
-        "terms": terms.collect::<serde_json::Map<_, _>>(),
+        "terms": by_category(&candidate.terms),
     })
 }
 

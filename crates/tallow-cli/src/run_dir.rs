@@ -42,13 +42,15 @@ pub(crate) fn effective_path(folder: &Path) -> PathBuf {
     folder.join(EFFECTIVE)
 }
 
-/// The newest whole weights of the run in `folder`.
+/// The newest whole weights of the run in `folder`, or their average.
 ///
 /// # Errors
 /// If there is no whole checkpoint.
 pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
     let checkpoints = Checkpoints::look(folder.join(CHECKPOINTS));
-    Ok(checkpoints.newest()?.path.join("weights.safetensors"))
+    let newest = checkpoints.newest()?.path;
+    let average = newest.join("average.safetensors");
+    Ok(if average.is_file() { average } else { newest.join("weights.safetensors") })
 }
 
 /// The choice of the run's plan, by names, so that an edited configuration still finds it.
@@ -59,6 +61,9 @@ struct Chosen {
     micro_batch: usize,
     recompute_plan: String,
     predicted_peak_bytes: u64,
+    /// What that is for.
+    #[serde(default)]
+    terms: serde_json::Map<String, serde_json::Value>,
 }
 
 /// The folder of a run.
@@ -110,24 +115,32 @@ impl<'a> RunDir<'a> {
         Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
     }
 
-    /// Writes down what was chosen, and with it every value in force.
+    /// Writes down every value in force.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub(crate) fn write_plan(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+    pub(crate) fn write_effective(&self, config: &Config, chosen: &Candidate) -> Result<()> {
         let choice = Choice {
             precision: chosen.policy,
             optimizer: chosen.optimizer,
             micro_batch: chosen.micro_batch,
         };
         let effective = toml::to_string_pretty(&config.effective(Some(&choice)))?;
-        report::write_text(self.folder, EFFECTIVE, &effective)?;
+        report::write_text(self.folder, EFFECTIVE, &effective)
+    }
+
+    /// Writes down what was chosen.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub(crate) fn write_plan(&self, config: &Config, chosen: &Candidate) -> Result<()> {
         let chosen = Chosen {
             precision: config.precisions[chosen.policy].name.clone(),
             optimizer: config.optimizers[chosen.optimizer].name.clone(),
             micro_batch: chosen.micro_batch,
             recompute_plan: chosen.recompute.to_string(),
             predicted_peak_bytes: chosen.peak_bytes(),
+            terms: report::by_category(&chosen.terms),
         };
         report::write_text(self.folder, PLAN, &(serde_json::to_string_pretty(&chosen)? + "\n"))
     }

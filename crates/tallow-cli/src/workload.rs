@@ -96,6 +96,7 @@ impl Work<'_> {
             prefer: config.prefer.clone(),
             forbid: config.forbid.clone(),
             label_smoothing: config.label_smoothing,
+            has_average: config.ema_decay.is_some(),
         }
     }
 }

@@ -7,27 +7,29 @@
 use crate::{
     composed,
     config::{Algorithm, Config},
-    error::{Error, Result, StateError},
+    error::{Result, StateError},
     file::StateFile,
     optimizer::{Optimizer, Param, State},
     price::StateFormat,
 };
 use candle_core::{DType, Tensor};
 use half::bf16;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View, tensor::Metadata};
 use std::{
     borrow::Cow,
     cell::RefCell,
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 use tallow_kernels::optim::Rounding;
 
 const FORMAT: &str = "tallow-optim 1";
 const ABSENT: &str = "absent";
+/// Safetensors' own limit.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 impl Optimizer {
     /// Writes all states to `path`: first whole to `path.part`, then, once that is on the disk, by
@@ -62,28 +64,38 @@ impl Optimizer {
 
     /// Replaces all states and counts by those of `path`. The learning rate is not among them.
     ///
-    /// *Memory:* the whole file, until it returns.
+    /// *Memory:* the header; of states in a file or on another device, one plane at a time.
     /// # Errors
     /// If the file is cut short, belongs to another optimizer or configuration, or does not hold
     /// the states of exactly these parameters: then the old states are intact. Only a device that
-    /// runs out of memory, or a state file that cannot be written, leaves a mixture; a parameter
-    /// that was being written is then refused as torn.
+    /// runs out of memory, or a file that the system does not read or write to its end, leaves a
+    /// mixture; a parameter that was being written to a state file is then refused as torn.
     pub fn load(&mut self, path: &Path) -> Result<()> {
-        let bytes = fs::read(path);
-        let bytes = bytes.map_err(|source| StateError::Io { path: path.to_owned(), source })?;
-        let damaged = |source| {
-            let (path, n_bytes) = (path.to_owned(), bytes.len() as u64);
-            StateError::Damaged { path, n_bytes, source }
-        };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-        check_identity(path, &self.config, header.metadata())?;
-        let counts = check_tensors(path, &self.params, &tensors)?;
+        let io = |source| StateError::Io { path: path.to_owned(), source };
+        let mut from = Saved::open(path)?;
+        check_identity(path, &self.config, from.header.metadata())?;
+        let counts = check_tensors(path, &self.params, &mut from)?;
         for (param, t) in self.params.iter_mut().zip(counts) {
-            fill(param, self.file.as_ref(), &tensors).map_err(|error| match error {
-                Fill::Refused(error) => error,
-                Fill::Tensors(error) => damaged(error).into(),
-            })?;
+            for (i, plane) in param.plan.planes.iter().enumerate() {
+                let name = format!("{}.{}", param.name, plane.suffix);
+                match (&mut param.state, self.file.as_ref()) {
+                    (State::Ram(planes), _) => from.read(&name, &mut planes[i]).map_err(io)?,
+                    (State::File { starts, is_torn }, Some(file)) => {
+                        let bytes = from.bytes(&name).map_err(io)?;
+                        *is_torn = true;
+                        file.write(starts[i], &bytes)?;
+                    }
+                    (State::File { .. }, None) => unreachable!("a state in a file has a file"),
+                    (State::Device(state), _) => {
+                        let (dtype, device) = (composed::dtype_of(plane.dtype), param.var.device());
+                        let bytes = from.bytes(&name).map_err(io)?;
+                        state[i] = Tensor::from_raw_buffer(&bytes, dtype, &plane.dims, device)?;
+                    }
+                }
+            }
+            if let State::File { is_torn, .. } = &mut param.state {
+                *is_torn = false;
+            }
             param.t = t;
         }
         Ok(())
@@ -107,6 +119,59 @@ impl Optimizer {
                 Err(StateError::Torn { path, name: param.name.clone() }.into())
             }
         }
+    }
+}
+
+/// A checkpoint whose tensors are read one at a time.
+struct Saved {
+    file: File,
+    header: Metadata,
+    /// Where the tensors begin.
+    start: u64,
+}
+
+impl Saved {
+    /// Reads the header, and checks that the file is as long as it says.
+    fn open(path: &Path) -> Result<Self, StateError> {
+        let io = |source| StateError::Io { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io)?;
+        let n_bytes = file.metadata().map_err(io)?.len();
+        let damaged = |source| StateError::Damaged { path: path.to_owned(), n_bytes, source };
+        let mut length = [0; 8];
+        if n_bytes < 8 {
+            return Err(damaged(SafeTensorError::HeaderTooSmall));
+        }
+        file.read_exact(&mut length).map_err(io)?;
+        let header_bytes = u64::from_le_bytes(length);
+        if header_bytes > MOST_HEADER_BYTES {
+            return Err(damaged(SafeTensorError::HeaderTooLarge));
+        }
+        if header_bytes > n_bytes - 8 {
+            return Err(damaged(SafeTensorError::InvalidHeaderLength));
+        }
+        let mut header = length.to_vec();
+        header.resize(8 + header_bytes as usize, 0);
+        file.read_exact(&mut header[8..]).map_err(io)?;
+        let (_, header) = SafeTensors::read_metadata(&header).map_err(damaged)?;
+        let start = 8 + header_bytes;
+        if start + header.data_len() as u64 != n_bytes {
+            return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
+        }
+        Ok(Self { file, header, start })
+    }
+
+    /// Fills `to` with a tensor, whose length was checked.
+    fn read(&mut self, name: &str, to: &mut [u8]) -> io::Result<()> {
+        let info = self.header.info(name).ok_or(io::ErrorKind::NotFound)?;
+        self.file.seek(SeekFrom::Start(self.start + info.data_offsets.0 as u64))?;
+        self.file.read_exact(to)
+    }
+
+    fn bytes(&mut self, name: &str) -> io::Result<Vec<u8>> {
+        let info = self.header.info(name).ok_or(io::ErrorKind::NotFound)?;
+        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+        self.read(name, &mut bytes)?;
+        Ok(bytes)
     }
 }
 
@@ -254,11 +319,7 @@ fn check_identity(
 }
 
 /// Checks that the file holds the states of exactly these parameters; returns their counts.
-fn check_tensors(
-    path: &Path,
-    params: &[Param],
-    tensors: &SafeTensors,
-) -> Result<Vec<u64>, StateError> {
+fn check_tensors(path: &Path, params: &[Param], from: &mut Saved) -> Result<Vec<u64>, StateError> {
     let error = |tensor: &str, found: String, wanted: String| StateError::Tensor {
         path: path.to_owned(),
         tensor: tensor.to_owned(),
@@ -274,60 +335,28 @@ fn check_tensors(
         for (suffix, dtype, dims) in count.into_iter().chain(planes) {
             let name = format!("{}.{suffix}", param.name);
             let wanted = say(dtype, dims);
-            let Ok(view) = tensors.tensor(&name) else {
+            let Some(info) = from.header.info(&name) else {
                 return Err(error(&name, ABSENT.into(), wanted));
             };
-            if (view.dtype(), view.shape()) != (dtype, dims) {
-                return Err(error(&name, say(view.dtype(), view.shape()), wanted));
+            if (info.dtype, info.shape.as_slice()) != (dtype, dims) {
+                return Err(error(&name, say(info.dtype, &info.shape), wanted));
             }
             if suffix == "t" {
-                let t = view.data().try_into().map_or(-1, i64::from_le_bytes);
+                let io = |source| StateError::Io { path: path.to_owned(), source };
+                let t = from.bytes(&name).map_err(io)?;
+                let t = t.try_into().map_or(-1, i64::from_le_bytes);
                 let count = u64::try_from(t);
                 counts.push(count.map_err(|_| error(&name, t.to_string(), "a count".into()))?);
             }
             known.insert(name);
         }
     }
-    let mut names = tensors.names();
-    names.sort_unstable();
-    match names.into_iter().find(|name| !known.contains(*name)) {
-        Some(foreign) => {
-            let view = tensors.tensor(foreign).map(|view| say(view.dtype(), view.shape()));
-            Err(error(foreign, view.unwrap_or_default(), ABSENT.into()))
-        }
+    let mut tensors: Vec<_> = from.header.tensors().into_iter().collect();
+    tensors.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    match tensors.into_iter().find(|(name, _)| !known.contains(name)) {
+        Some((foreign, info)) => Err(error(&foreign, say(info.dtype, &info.shape), ABSENT.into())),
         None => Ok(counts),
     }
-}
-
-enum Fill {
-    Refused(Error),
-    Tensors(SafeTensorError),
-}
-
-/// Copies a parameter's planes, which were checked.
-fn fill(param: &mut Param, file: Option<&StateFile>, tensors: &SafeTensors) -> Result<(), Fill> {
-    for (i, plane) in param.plan.planes.iter().enumerate() {
-        let view = tensors.tensor(&format!("{}.{}", param.name, plane.suffix));
-        let data = view.map_err(Fill::Tensors)?.data();
-        match (&mut param.state, file) {
-            (State::Ram(planes), _) => planes[i].copy_from_slice(data),
-            (State::File { starts, is_torn }, Some(file)) => {
-                *is_torn = true;
-                file.write(starts[i], data).map_err(|error| Fill::Refused(error.into()))?;
-            }
-            (State::File { .. }, None) => unreachable!("a state in a file has a file"),
-            (State::Device(state), _) => {
-                let dtype = composed::dtype_of(plane.dtype);
-                let device = param.var.device();
-                let fresh = Tensor::from_raw_buffer(data, dtype, &plane.dims, device);
-                state[i] = fresh.map_err(|error| Fill::Refused(error.into()))?;
-            }
-        }
-    }
-    if let State::File { is_torn, .. } = &mut param.state {
-        *is_torn = false;
-    }
-    Ok(())
 }
 
 /// A tensor's bytes as they are in a checkpoint; it is f32, f64 or bf16.

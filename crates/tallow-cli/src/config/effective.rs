@@ -82,6 +82,8 @@ impl Config {
             put(&mut table, "skip_above_norm", self.skip_above_norm);
         }
         put(&mut table, "label_smoothing", self.label_smoothing);
+        put_if(&mut table, "ema_decay", self.ema_decay);
+        put_if(&mut table, "early_stop_epochs", self.early_stop_epochs.map(|n| n as i64));
         table
     }
 

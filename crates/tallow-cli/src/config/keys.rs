@@ -256,6 +256,20 @@ pub(super) const KEYS: &[Key] = {
             "Weight of the uniform distribution in the loss.",
         ),
         key(
+            "train",
+            "ema_decay",
+            Number,
+            "0.999",
+            "Decay of a running average of the weights, which is judged in their place; 4 bytes a parameter.",
+        ),
+        key(
+            "train",
+            "early_stop_epochs",
+            Whole(1),
+            "3",
+            "Stop after so many epochs without a lower held-out loss.",
+        ),
+        key(
             "precision",
             "compute",
             Words(&["f32", "bf16", "f16", "fp8"]),

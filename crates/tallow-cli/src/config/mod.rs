@@ -60,6 +60,10 @@ pub(crate) struct Config {
     pub(crate) seed: u64,
     /// Weight of the uniform distribution in the loss.
     pub(crate) label_smoothing: f64,
+    /// Decay of the weights' average.
+    pub(crate) ema_decay: Option<f64>,
+    /// Epochs without a lower held-out loss after which to stop.
+    pub(crate) early_stop_epochs: Option<u64>,
     /// Optimizers that may be chosen, the preferred one first.
     pub(crate) optimizers: Vec<Optimizer>,
     /// Updates of warm-up.
@@ -158,6 +162,8 @@ struct Train {
     clip_norm: Option<f64>,
     skip_above_norm: Option<f64>,
     label_smoothing: Option<f64>,
+    ema_decay: Option<f64>,
+    early_stop_epochs: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -316,6 +322,16 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         !auto_micro_batch || optimizer.release_gradients != Some(true),
         "train.micro_batch is auto, but optimizer.release_gradients needs one micro-batch"
     );
+    if let Some(decay) = train.ema_decay {
+        ensure!(
+            (0.0..1.0).contains(&decay),
+            "train.ema_decay is {decay}, it must be at least 0 and below 1"
+        );
+        ensure!(
+            precision.masters != Some(false),
+            "train.ema_decay is given, but precision.masters is false: an average needs f32 weights"
+        );
+    }
     let learning_rate = positive("learning_rate", train.learning_rate)?;
     let learning_rate = learning_rate.unwrap_or(model.network.learning_rate());
     let release = optimizer.release_gradients == Some(true);
@@ -335,6 +351,8 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         max_updates: train.max_updates,
         seed,
         label_smoothing: train.label_smoothing.unwrap_or(0.0),
+        ema_decay: train.ema_decay,
+        early_stop_epochs: train.early_stop_epochs,
         optimizers: optimizers.collect(),
         warmup_updates: train.warmup_updates.unwrap_or(0),
         decay: train.schedule.unwrap_or(Decay::Linear),
