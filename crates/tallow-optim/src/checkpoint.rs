@@ -11,25 +11,24 @@ use crate::{
     file::StateFile,
     optimizer::{Optimizer, Param, State},
     price::StateFormat,
+    saved::Saved,
 };
 use candle_core::{DType, Tensor};
 use half::bf16;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, View, tensor::Metadata};
+use safetensors::{Dtype, SafeTensorError, View};
 use std::{
     borrow::Cow,
     cell::RefCell,
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{self, Read, Seek, SeekFrom},
+    io,
     path::{Path, PathBuf},
 };
 use tallow_kernels::optim::Rounding;
 
 const FORMAT: &str = "tallow-optim 1";
 const ABSENT: &str = "absent";
-/// Safetensors' own limit.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 impl Optimizer {
     /// Writes all states to `path`: first whole to `path.part`, then, once that is on the disk, by
@@ -73,7 +72,7 @@ impl Optimizer {
     pub fn load(&mut self, path: &Path) -> Result<()> {
         let io = |source| StateError::Io { path: path.to_owned(), source };
         let mut from = Saved::open(path)?;
-        check_identity(path, &self.config, from.header.metadata())?;
+        check_identity(path, &self.config, &from.metadata)?;
         let counts = check_tensors(path, &self.params, &mut from)?;
         for (param, t) in self.params.iter_mut().zip(counts) {
             for (i, plane) in param.plan.planes.iter().enumerate() {
@@ -119,59 +118,6 @@ impl Optimizer {
                 Err(StateError::Torn { path, name: param.name.clone() }.into())
             }
         }
-    }
-}
-
-/// A checkpoint whose tensors are read one at a time.
-struct Saved {
-    file: File,
-    header: Metadata,
-    /// Where the tensors begin.
-    start: u64,
-}
-
-impl Saved {
-    /// Reads the header, and checks that the file is as long as it says.
-    fn open(path: &Path) -> Result<Self, StateError> {
-        let io = |source| StateError::Io { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(io)?;
-        let n_bytes = file.metadata().map_err(io)?.len();
-        let damaged = |source| StateError::Damaged { path: path.to_owned(), n_bytes, source };
-        let mut length = [0; 8];
-        if n_bytes < 8 {
-            return Err(damaged(SafeTensorError::HeaderTooSmall));
-        }
-        file.read_exact(&mut length).map_err(io)?;
-        let header_bytes = u64::from_le_bytes(length);
-        if header_bytes > MOST_HEADER_BYTES {
-            return Err(damaged(SafeTensorError::HeaderTooLarge));
-        }
-        if header_bytes > n_bytes - 8 {
-            return Err(damaged(SafeTensorError::InvalidHeaderLength));
-        }
-        let mut header = length.to_vec();
-        header.resize(8 + header_bytes as usize, 0);
-        file.read_exact(&mut header[8..]).map_err(io)?;
-        let (_, header) = SafeTensors::read_metadata(&header).map_err(damaged)?;
-        let start = 8 + header_bytes;
-        if start + header.data_len() as u64 != n_bytes {
-            return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
-        }
-        Ok(Self { file, header, start })
-    }
-
-    /// Fills `to` with a tensor, whose length was checked.
-    fn read(&mut self, name: &str, to: &mut [u8]) -> io::Result<()> {
-        let info = self.header.info(name).ok_or(io::ErrorKind::NotFound)?;
-        self.file.seek(SeekFrom::Start(self.start + info.data_offsets.0 as u64))?;
-        self.file.read_exact(to)
-    }
-
-    fn bytes(&mut self, name: &str) -> io::Result<Vec<u8>> {
-        let info = self.header.info(name).ok_or(io::ErrorKind::NotFound)?;
-        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
-        self.read(name, &mut bytes)?;
-        Ok(bytes)
     }
 }
 
@@ -303,12 +249,12 @@ fn identity(config: &Config) -> HashMap<String, String> {
 fn check_identity(
     path: &Path,
     config: &Config,
-    found: &Option<HashMap<String, String>>,
+    found: &BTreeMap<String, String>,
 ) -> Result<(), StateError> {
     let wanted = identity(config);
     // The format first: a file of another kind lacks the other keys as well.
     for key in ["format", "algorithm", "state", "weights", "seed"] {
-        let found = found.as_ref().and_then(|map| map.get(key)).map_or(ABSENT, String::as_str);
+        let found = found.get(key).map_or(ABSENT, String::as_str);
         if found != wanted[key] {
             let (path, key) = (path.to_owned(), key.to_owned());
             let (found, wanted) = (found.to_owned(), wanted[&key].clone());
@@ -326,7 +272,7 @@ fn check_tensors(path: &Path, params: &[Param], from: &mut Saved) -> Result<Vec<
         found,
         wanted,
     };
-    let say = |dtype: Dtype, dims: &[usize]| format!("{dtype:?} {dims:?}");
+    let say = |dtype: &str, dims: &[usize]| format!("{dtype} {dims:?}");
     let mut known = HashSet::new();
     let mut counts = Vec::with_capacity(params.len());
     for param in params {
@@ -334,12 +280,13 @@ fn check_tensors(path: &Path, params: &[Param], from: &mut Saved) -> Result<Vec<
         let planes = param.plan.planes.iter().map(|p| (p.suffix, p.dtype, p.dims.as_slice()));
         for (suffix, dtype, dims) in count.into_iter().chain(planes) {
             let name = format!("{}.{suffix}", param.name);
-            let wanted = say(dtype, dims);
-            let Some(info) = from.header.info(&name) else {
+            let dtype = format!("{dtype:?}"); // as headers have it
+            let wanted = say(&dtype, dims);
+            let Some(info) = from.tensors.get(&name) else {
                 return Err(error(&name, ABSENT.into(), wanted));
             };
-            if (info.dtype, info.shape.as_slice()) != (dtype, dims) {
-                return Err(error(&name, say(info.dtype, &info.shape), wanted));
+            if (&info.dtype, info.shape.as_slice()) != (&dtype, dims) {
+                return Err(error(&name, say(&info.dtype, &info.shape), wanted));
             }
             if suffix == "t" {
                 let io = |source| StateError::Io { path: path.to_owned(), source };
@@ -351,10 +298,8 @@ fn check_tensors(path: &Path, params: &[Param], from: &mut Saved) -> Result<Vec<
             known.insert(name);
         }
     }
-    let mut tensors: Vec<_> = from.header.tensors().into_iter().collect();
-    tensors.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    match tensors.into_iter().find(|(name, _)| !known.contains(name)) {
-        Some((foreign, info)) => Err(error(&foreign, say(info.dtype, &info.shape), ABSENT.into())),
+    match from.tensors.iter().find(|(name, _)| !known.contains(*name)) {
+        Some((foreign, info)) => Err(error(foreign, say(&info.dtype, &info.shape), ABSENT.into())),
         None => Ok(counts),
     }
 }

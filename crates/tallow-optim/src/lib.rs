@@ -35,6 +35,7 @@ mod pattern;
 mod planes;
 mod price;
 mod release;
+mod saved;
 mod schedule;
 
 pub use crate::{

@@ -11,6 +11,7 @@ mod model;
 mod network;
 mod optimizer;
 mod precision;
+mod schema;
 mod weights;
 
 pub(crate) use effective::Choice;
@@ -232,7 +233,7 @@ pub(crate) fn load(
 /// # Errors
 /// None: the defaults are a configuration.
 pub(crate) fn documented_defaults() -> Result<String> {
-    Ok(keys::documented(&load(None, &[], None)?.effective(None)))
+    Ok(schema::documented(&load(None, &[], None)?.effective(None)))
 }
 
 /// The JSON schema of configurations.
@@ -240,7 +241,7 @@ pub(crate) fn documented_defaults() -> Result<String> {
 /// # Errors
 /// None: the defaults are a configuration.
 pub(crate) fn schema() -> Result<serde_json::Value> {
-    Ok(keys::schema(&load(None, &[], None)?.effective(None)))
+    Ok(schema::schema(&load(None, &[], None)?.effective(None)))
 }
 
 /// The network of the run whose values in force are in `path`, its seed, and whether its tokens are
@@ -271,7 +272,7 @@ pub(crate) fn network_of_weights(path: &Path) -> Result<Model> {
 
 /// What a table of sections means.
 fn checked_table(mut table: toml::Table) -> Result<Config> {
-    keys::check_known(&table)?;
+    schema::check_known(&table)?;
     let given = table.clone();
     let sections = Sections {
         model: section(&mut table, "model")?,
