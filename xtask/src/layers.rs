@@ -126,7 +126,7 @@ fn violation(metadata: &Metadata, from: &Layer, dependency: &Dependency) -> Opti
         _ if dependency.kind == Some(Kind::Dev) => false,
         Role::Engine | Role::Facade => NOT_IN_ENGINES.contains(&&**to),
         Role::TestKit | Role::Bench => to == "anyhow",
-        Role::Binary | Role::Task => false,
+        Role::Binary | Role::Task | Role::Example => false,
     };
     banned.then(|| format!("`{name}` must not depend on `{to}`"))
 }
