@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod cuda;
 mod layers;
 mod metadata;
 mod source;
@@ -28,6 +29,11 @@ enum Verb {
     Layers,
     /// Type-check each library with nothing else selected.
     Alone,
+    /// Type-check the workspace with its feature `cuda`; needs no GPU, and fetches a toolkit where
+    /// there is none.
+    CudaCheck(cuda::CudaCheck),
+    /// On a machine with a GPU: build, check the operations against the CPU, measure.
+    CudaBench(cuda::CudaBench),
     /// Measure; each mode in its own process.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -50,6 +56,8 @@ fn run(command: &Verb) -> Result<bool> {
         Verb::Check => check::check(&Metadata::load()?),
         Verb::Layers => tidy::layers(&Metadata::load()?),
         Verb::Alone => check::alone(&Metadata::load()?),
+        Verb::CudaCheck(options) => cuda::check(&Metadata::load()?, options),
+        Verb::CudaBench(options) => cuda::bench(&Metadata::load()?, options),
         Verb::Bench(bench) => bench::run(bench),
     }
 }

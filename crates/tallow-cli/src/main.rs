@@ -2,6 +2,7 @@
 
 mod config;
 mod data;
+mod data_bench;
 mod memory_log;
 mod metrics;
 mod observer;
@@ -62,6 +63,23 @@ enum Command {
 enum DataCommand {
     /// Say what is at a path, read every sample once, and name the bad ones; exit code 2 if there are any.
     Inspect(InspectArguments),
+    /// Read an epoch as `train` would: samples and bytes a second, peak bytes, and where the time goes.
+    Bench(BenchArguments),
+}
+
+#[derive(clap::Args)]
+struct BenchArguments {
+    /// Configuration file (TOML), or data: a path or an address.
+    what: Option<PathBuf>,
+    /// Override one setting: section.key=value.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Stop after this many batches.
+    #[arg(long)]
+    batches: Option<usize>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(clap::Args)]
@@ -101,7 +119,7 @@ struct ConfigArguments {
 
 #[derive(clap::Args)]
 struct InspectArguments {
-    /// A file, a folder of IDX files, or a folder of images.
+    /// A file, a folder of IDX files, a folder of images, or a folder of shards.
     path: PathBuf,
     /// As JSON.
     #[arg(long)]
@@ -198,6 +216,11 @@ fn run(arguments: Arguments) -> Result<u8> {
         }
         Command::Data(DataCommand::Inspect(InspectArguments { path, json, sheet })) => {
             data::inspect(&path, json, sheet.as_deref()).map(|()| 0)
+        }
+        Command::Data(DataCommand::Bench(BenchArguments { what, set, batches, json })) => {
+            let (what, set) = (what.as_deref(), &set[..]);
+            let asked = data_bench::Asked { what, set, batches, as_json: json };
+            data_bench::run(&asked, &ALLOCATOR).map(|()| 0)
         }
     }
 }

@@ -1,7 +1,10 @@
 //! `tallow sample`.
 
-use crate::{config, run_dir, view};
-use anyhow::{Context, Result, ensure};
+use crate::{
+    config::{self, Tokenized},
+    run_dir, view,
+};
+use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
 use tallow_data::formats::{Input, Tokenizer};
 use tallow_models::{Decoder, Sampling, generate, weights::Checkpoint};
@@ -25,6 +28,11 @@ enum Alphabet {
 }
 
 impl Alphabet {
+    /// Of a `tokenizer.json`.
+    fn of(file: &Path) -> Result<Self> {
+        Ok(Self::Tokens(Tokenizer::open(&Input::open(file)?)?))
+    }
+
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
         Ok(match self {
             Alphabet::Bytes => text.bytes().map(u32::from).collect(),
@@ -71,31 +79,31 @@ pub(crate) fn run(
 
 fn open(path: &Path, tokenizer: Option<&Path>) -> Result<(Box<dyn Decoder>, Alphabet)> {
     let effective = run_dir::effective_path(path);
-    let open = |file: &Path| -> Result<Alphabet> {
-        let input = Input::open(file).context("--tokenizer")?;
-        Ok(Alphabet::Tokens(Tokenizer::open(&input)?))
-    };
+    let given = tokenizer.map(|file| Alphabet::of(file).context("--tokenizer")).transpose()?;
     if !effective.is_file() {
         let model = config::network_of_weights(path)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         let beside = folder.join("tokenizer.json");
-        let tokenizer = tokenizer.or(beside.is_file().then_some(&*beside));
-        let tokenizer = tokenizer.with_context(|| {
-            format!("`{}` has no tokenizer.json: name one by --tokenizer", folder.display())
-        })?;
-        return Ok((model.build_text(&Policy::f32(), 0)?.model, open(tokenizer)?));
+        let alphabet = match given {
+            Some(alphabet) => alphabet,
+            None if beside.is_file() => Alphabet::of(&beside)?,
+            None => {
+                bail!("`{}` has no tokenizer.json: name one by --tokenizer", folder.display())
+            }
+        };
+        return Ok((model.build_text(&Policy::f32(), 0)?.model, alphabet));
     }
-    let (model, seed, is_text) = config::network_of(&effective)?;
-    let alphabet = match tokenizer {
-        Some(file) => open(file)?,
-        None => {
-            ensure!(
-                is_text,
-                "the tokens of the run in `{}` are no bytes: name their tokenizer by --tokenizer",
-                path.display()
-            );
-            Alphabet::Bytes
-        }
+    let (model, seed, tokenized) = config::network_of(&effective)?;
+    let alphabet = match (given, tokenized) {
+        (Some(alphabet), _) => alphabet,
+        (None, Tokenized::Bytes) => Alphabet::Bytes,
+        (None, Tokenized::By(file)) => Alphabet::of(&file).with_context(|| {
+            format!("data.tokenizer of the run in `{}`, or name it by --tokenizer", path.display())
+        })?,
+        (None, Tokenized::Unknown) => bail!(
+            "the tokens of the run in `{}` are no bytes: name their tokenizer by --tokenizer",
+            path.display()
+        ),
     };
     let built = model.build_text(&Policy::f32(), seed)?;
     let weights = run_dir::weights(path)?;

@@ -97,6 +97,118 @@ fn dat_2_channels_and_scale_are_the_declared_ones() {
     assert_eq!(rgb(&webp(&gradient([5, 7]))).unwrap(), gradient([5, 7]));
 }
 
+/// A fourth byte that says nothing changes no colour, whatever is done to the image.
+#[test]
+fn four_bytes_a_pixel_are_the_same_colours() {
+    let options = Decode { channels: Channels::Rgbx, ..Decode::rgb() };
+    let picture = gradient([24, 40]);
+    let changes = [Augment::random_resized_crop([16, 18]), Augment::Flip { probability: 0.5 }];
+    let grey = picture.clone().with_channels(Channels::Grey);
+    let jpegs = [jpeg(&picture, false), jpeg(&picture, true), jpeg(&grey, false)];
+    for content in jpegs.into_iter().chain([encode_png(&picture).unwrap(), webp(&picture)]) {
+        let four = decode(Path::new("x"), &content, &options).unwrap();
+        assert_eq!((four.channels(), four.pixels().len()), (Channels::Rgbx, 24 * 40 * 4));
+        let three = rgb(&content).unwrap();
+        assert_eq!(four.clone().with_channels(Channels::Rgb), three);
+        assert_eq!(
+            rgb(&encode_png(&four).unwrap()).unwrap(),
+            four.clone().with_channels(Channels::Rgb)
+        );
+        for key in 0..20 {
+            let padded = apply(&changes, four.clone(), key).unwrap();
+            let want = apply(&changes, four.clone().with_channels(Channels::Rgb), key).unwrap();
+            assert_eq!(padded.with_channels(Channels::Rgb), want, "{key}");
+        }
+    }
+}
+
+/// EXIF metadata with a number of another kind before the orientation.
+fn exif(orientation: u16, is_little: bool) -> Vec<u8> {
+    let two = |n: u16| if is_little { n.to_le_bytes() } else { n.to_be_bytes() };
+    let four = |n: u32| if is_little { n.to_le_bytes() } else { n.to_be_bytes() };
+    let entry = |tag, value: u16| [&two(tag)[..], &two(3), &four(1), &two(value), &[0; 2]].concat();
+    let start = if is_little { b"II" } else { b"MM" };
+    [&start[..], &two(42), &four(8), &two(2), &entry(0x0100, 6), &entry(0x0112, orientation)]
+        .concat()
+}
+
+/// The picture as the standard has it stored: which sides its first row and first column are.
+fn stored(picture: &Image, orientation: u16) -> Image {
+    let [height, width] = picture.size();
+    let turned = orientation >= 5;
+    let size = if turned { [width, height] } else { [height, width] };
+    let seen_at = |row: usize, column: usize| match orientation {
+        1 => (row, column),                          // top, left
+        2 => (row, width - 1 - column),              // top, right
+        3 => (height - 1 - row, width - 1 - column), // bottom, right
+        4 => (height - 1 - row, column),             // bottom, left
+        5 => (column, row),                          // left, top
+        6 => (column, width - 1 - row),              // right, top
+        7 => (height - 1 - column, width - 1 - row), // right, bottom
+        _ => (height - 1 - column, row),             // left, bottom
+    };
+    let pixel = |i: usize| {
+        let (y, x) = seen_at(i / size[1], i % size[1]);
+        &picture.pixels()[(y * width + x) * 3..][..3]
+    };
+    let pixels = (0..height * width).flat_map(pixel).copied().collect();
+    Image::new(size, Channels::Rgb, pixels).unwrap()
+}
+
+#[test]
+fn a_picture_is_as_it_was_seen_whatever_its_orientation() {
+    let picture = gradient([24, 40]);
+    for (orientation, is_little) in (1..=8).flat_map(|n| [(n, false), (n, true)]) {
+        let (image, exif) = (stored(&picture, orientation), exif(orientation, is_little));
+        let [height, width] = image.size().map(|side| side as u32);
+
+        let mut content = Vec::new();
+        let mut encoder = jpeg_encoder::Encoder::new(&mut content, 95);
+        encoder.add_app_segment(1, &[b"Exif\0\0", &exif[..]].concat()).unwrap();
+        let rgb_type = jpeg_encoder::ColorType::Rgb;
+        encoder.encode(image.pixels(), width as u16, height as u16, rgb_type).unwrap();
+        assert!(distance(&rgb(&content).unwrap(), &picture) < 12, "{orientation}");
+        assert_eq!(probe(Path::new("x"), &content, &Decode::rgb()).unwrap().1, [24, 40]);
+
+        let mut content = Vec::new();
+        let mut info = png::Info::with_size(width, height);
+        (info.color_type, info.bit_depth) = (png::ColorType::Rgb, png::BitDepth::Eight);
+        info.exif_metadata = Some(exif.clone().into());
+        let encoder = png::Encoder::with_info(&mut content, info).unwrap();
+        encoder.write_header().unwrap().write_image_data(image.pixels()).unwrap();
+        assert_eq!(rgb(&content).unwrap(), picture, "{orientation}");
+
+        let mut content = Vec::new();
+        let mut encoder = image_webp::WebPEncoder::new(&mut content);
+        encoder.set_exif_metadata(exif);
+        let rgb_type = image_webp::ColorType::Rgb8;
+        encoder.encode(image.pixels(), width, height, rgb_type).unwrap();
+        assert_eq!(rgb(&content).unwrap(), picture, "{orientation}");
+        assert_eq!(probe(Path::new("x"), &content, &Decode::rgb()).unwrap().1, [24, 40]);
+    }
+}
+
+/// Metadata that cannot be read say nothing: the picture is taken as it lies.
+#[test]
+fn damaged_orientations_turn_nothing() {
+    let picture = gradient([10, 12]);
+    let whole = exif(6, true);
+    let cut = (0..whole.len()).map(|end| whole[..end].to_vec());
+    let wrong = [exif(0, true), exif(9, false), exif(u16::MAX, true), vec![0xff; 40]];
+    let far = {
+        let mut far = whole.clone();
+        far[4..8].copy_from_slice(&[0xff; 4]);
+        far
+    };
+    for exif in cut.filter(|cut| cut.len() < 32).chain(wrong).chain([far]) {
+        let mut content = Vec::new();
+        let mut encoder = jpeg_encoder::Encoder::new(&mut content, 95);
+        encoder.add_app_segment(1, &[b"Exif\0\0", &exif[..]].concat()).unwrap();
+        encoder.encode(picture.pixels(), 12, 10, jpeg_encoder::ColorType::Rgb).unwrap();
+        assert!(distance(&rgb(&content).unwrap(), &picture) < 12, "{exif:?}");
+    }
+}
+
 #[test]
 fn what_is_no_image_or_too_large_is_named() {
     let limit = Decode { max_pixels: 99, ..Decode::rgb() };

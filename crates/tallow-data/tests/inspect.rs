@@ -62,6 +62,24 @@ fn idx_files() {
 }
 
 #[test]
+fn token_files_and_folders_of_them() {
+    let tokens =
+        |range: std::ops::Range<u16>| range.flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let found = report("t.bin", tokens(3..40_003));
+    assert_eq!((found.n_samples, found.n_bytes, found.n_bad), (40_000, 80_000, 0));
+    assert_eq!(fields(&found), [("token", "U16", "3 to 40002")]);
+    let folder = common::folder("inspect_token_shards");
+    fs::write(folder.join("a.bin"), tokens(7..17)).unwrap();
+    fs::write(folder.join("b.bin"), tokens(1..6)).unwrap();
+    fs::write(folder.join("c.bin"), [1, 2, 3]).unwrap();
+    fs::write(folder.join("notes.md"), "not data").unwrap();
+    let found = inspect(&folder).unwrap();
+    assert_eq!((&*found.kind, found.n_samples), ("3 files of tokens of 16 bits", 15 + 1));
+    assert_eq!(fields(&found), [("token", "U16", "1 to 16")]);
+    assert!(found.n_bad == 1 && found.bad[0].reason.contains("c.bin"), "{:?}", found.bad);
+}
+
+#[test]
 fn what_is_no_data_set() {
     assert!(matches!(inspect(Path::new("no/such/thing")), Err(Error::NotFound { .. })));
     assert!(matches!(inspect(&common::folder("inspect_empty")), Err(Error::NoFile { .. })));
@@ -119,6 +137,17 @@ fn shards() {
     let found = report("s.tar", common::shard(&members));
     assert_eq!((found.n_samples, found.n_bad), (2, 0));
     assert_eq!(fields(&found), [("jpg", "bytes", "2 members"), ("cls", "bytes", "1 members")]);
+
+    let folder = common::folder("inspect_shards");
+    let whole = common::shard(&members);
+    fs::write(folder.join("0.tar"), &whole).unwrap();
+    fs::write(folder.join("1.tar"), &whole).unwrap();
+    fs::write(folder.join("2.tar"), &whole[..600]).unwrap();
+    let found = inspect(&folder).unwrap();
+    assert_eq!((&*found.kind, found.n_samples, found.n_bad), ("3 files of WebDataset shard", 5, 1));
+    assert_eq!(found.n_bytes, 2 * whole.len() as u64 + 600);
+    assert_eq!(fields(&found), [("jpg", "bytes", "4 members"), ("cls", "bytes", "2 members")]);
+    assert!(found.bad[0].name.ends_with("2.tar"), "{:?}", found.bad);
 }
 
 #[cfg(feature = "parquet")]
@@ -132,5 +161,12 @@ fn parquet() {
         ("image.bytes", "bytes", "[]"),
         ("x", "number", "[]"),
     ];
+    assert_eq!(fields(&found), want);
+
+    let folder = common::folder("inspect_parquet_shards");
+    fs::write(folder.join("a.parquet"), common::parquet_file(10, 2)).unwrap();
+    fs::write(folder.join("b.parquet"), common::parquet_file(3, 1)).unwrap();
+    let found = inspect(&folder).unwrap();
+    assert_eq!((&*found.kind, found.n_samples), ("2 files of parquet rows", 23));
     assert_eq!(fields(&found), want);
 }

@@ -103,3 +103,14 @@ fn a_shard_cut_while_it_is_open() {
     std::fs::write(&path, &shard(&MEMBERS)[..700]).unwrap();
     assert!(source.get(1).is_err() && source.get(2).is_err());
 }
+
+#[test]
+fn only_what_is_wanted_is_read() {
+    let members: [(&str, &[u8]); 4] =
+        [("a.jpg", b"1"), ("a.cls", b"2"), ("b.cls", b"4"), ("b.jpg", b"3")];
+    let shard = open(shard(&members), &[]).unwrap();
+    let classes = shard.only(&["cls"]);
+    assert_eq!((classes.n_samples(), shard.get(0).unwrap().members.len()), (2, 2));
+    let sample = classes.get(1).unwrap();
+    assert_eq!((&*sample.key, sample.members), ("b", vec![("cls".to_owned(), b"4".to_vec())]));
+}

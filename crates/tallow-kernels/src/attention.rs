@@ -10,19 +10,23 @@
 //! `Tq == Tk`. A query that sees no key gives a zero output, `lse = -inf` and zero gradients. NaN
 //! in a key or value may reach the queries whose mask hides it, for it passes through a product
 //! with 0.
+//!
+//! Scores, sums and statistics are in the accumulator type. Where the processor multiplies `bf16`
+//! itself, `P` and `dS` are rounded to it before they are multiplied, as FlashAttention does.
 // B batch · H query heads · G key-value heads · Tq, Tk query and key tokens · D head dimension
 
 use crate::{
     Element, Real,
-    cast::{is_own_acc, narrow_into, widened},
-    gemm::{Mat, Store, gemm_serial},
+    cast::{is_own_acc, narrow_into, operand, sums_operand},
+    gemm::{Mat, Store, gemm_serial, gemm_serial_scratch_bytes},
     isa::vectorized,
+    pack::packs_narrow,
     par::{self, Disjoint},
     reduce::{dot, lanes, max},
 };
 
 /// Queries of one tile.
-const Q_BLOCK: usize = 64;
+const Q_BLOCK: usize = 128;
 /// Keys of one tile.
 const K_BLOCK: usize = 256;
 
@@ -133,6 +137,7 @@ pub fn attention<T: Element>(
     assert_lens("attention", shape, &[out, q], &[k, v], lse);
     let blocks_per_head = shape.q_tokens.div_ceil(Q_BLOCK);
     let (out, lse) = (Disjoint::new(out), Disjoint::new(lse));
+    let run = if packs_narrow::<T>() { query_block::<T, T> } else { query_block::<T, T::Acc> };
     par::tasks(shape.batch * shape.n_heads * blocks_per_head, |task| {
         let (head, first) = (task / blocks_per_head, task % blocks_per_head * Q_BLOCK);
         let n_q = Q_BLOCK.min(shape.q_tokens - first);
@@ -143,32 +148,41 @@ pub fn attention<T: Element>(
         let q = &q[start * d..][..n_q * d];
         let kv_start = shape.kv_head(head) * shape.kv_tokens * d;
         let [k, v] = [k, v].map(|x| &x[kv_start..][..shape.kv_tokens * d]);
-        query_block(out, lse, q, k, v, first, shape, causal, T::Acc::of(scale));
+        run(out, lse, q, k, v, first, shape, causal, T::Acc::of(scale));
     });
 }
 
 /// Bytes each thread inside [`attention`] borrows: the tile of scores, the unscaled output, the
-/// packed operands of a product, and the tiles of `q`, `k`, `v` widened where `T` is narrower than its
-/// accumulator.
+/// packed operands of a product, and the tiles of `q`, `k`, `v` widened or that of the probabilities
+/// rounded, where `T` is narrower than its accumulator.
 pub fn attention_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
     let n_q = Q_BLOCK.min(shape.q_tokens) as u64;
     let n_k = K_BLOCK.min(shape.kv_tokens) as u64;
     let d = shape.head_dim as u64;
-    let widened = if is_own_acc::<T>() { 0 } else { (n_q + 2 * n_k) * d };
-    let products = products_elems(&[(n_q, n_k, d), (n_q, d, n_k)]);
-    (n_q * n_k + n_q * d + widened + products) * size_of::<T::Acc>() as u64 + n_q * 16
+    let sums = (n_q * n_k + n_q * d) * size_of::<T::Acc>() as u64 + n_q * 16;
+    let operands = operand_bytes::<T>((n_q + 2 * n_k) * d, n_q * n_k);
+    sums + operands + products_bytes::<T>(&[(n_q, n_k, d), (n_q, d, n_k)])
 }
 
-/// Elements that products of these (m, n, k) pack, one after the other.
-fn products_elems(sizes: &[(u64, u64, u64)]) -> u64 {
-    let packed = |&(m, n, k): &(u64, u64, u64)| {
-        crate::product::scratch_elems(m as usize, n as usize, k as usize, false) as u64
-    };
+/// Bytes of operands that are copies: of inputs where they are widened, of sums where these are rounded.
+fn operand_bytes<T: Element>(n_inputs: u64, n_sums: u64) -> u64 {
+    if is_own_acc::<T>() {
+        0
+    } else if packs_narrow::<T>() {
+        n_sums * size_of::<T>() as u64
+    } else {
+        n_inputs * size_of::<T::Acc>() as u64
+    }
+}
+
+/// Bytes that products of these (m, n, k) pack, one after the other.
+fn products_bytes<T: Element>(sizes: &[(u64, u64, u64)]) -> u64 {
+    let packed = |&(m, n, k): &(u64, u64, u64)| gemm_serial_scratch_bytes::<T>(m, n, k);
     sizes.iter().map(packed).max().unwrap_or(0)
 }
 
 /// The outputs of the queries from `first` of one head, by online softmax over the key blocks.
-fn query_block<T: Element>(
+fn query_block<T: Element, O: Element<Acc = T::Acc>>(
     out: &mut [T],
     lse: &mut [T::Acc],
     q: &[T],
@@ -181,8 +195,8 @@ fn query_block<T: Element>(
 ) {
     let zero = T::Acc::of(0.0);
     let (d, n_q) = (shape.head_dim, lse.len());
-    let (mut q_wide, mut k_wide, mut v_wide) = (Vec::new(), Vec::new(), Vec::new());
-    let q = Mat::new(widened(q, &mut q_wide), n_q, d);
+    let [mut q_copy, mut k_copy, mut v_copy, mut p_copy] = [const { Vec::<O>::new() }; 4];
+    let q = Mat::new(operand(q, &mut q_copy), n_q, d);
     let mut s = vec![zero; n_q * K_BLOCK.min(shape.kv_tokens)];
     let mut o = vec![zero; n_q * d];
     let mut m = vec![T::Acc::of(f64::NEG_INFINITY); n_q];
@@ -192,8 +206,8 @@ fn query_block<T: Element>(
     for start in (0..n_keys).step_by(K_BLOCK) {
         let n_k = K_BLOCK.min(n_keys - start);
         let tile = start * d..(start + n_k) * d;
-        let k = Mat::new(widened(&k[tile.clone()], &mut k_wide), n_k, d);
-        let v = Mat::new(widened(&v[tile], &mut v_wide), n_k, d);
+        let k = Mat::new(operand(&k[tile.clone()], &mut k_copy), n_k, d);
+        let v = Mat::new(operand(&v[tile], &mut v_copy), n_k, d);
         gemm_serial(&mut s, n_k, q, k.t(), Store::Overwrite);
         for i in 0..n_q {
             let seen = shape.n_visible(first + i, causal).saturating_sub(start).min(n_k);
@@ -202,7 +216,8 @@ fn query_block<T: Element>(
             s.iter_mut().for_each(|s| *s *= scale);
             absorb_row(s, &mut m[i], &mut l[i], &mut o[i * d..][..d]);
         }
-        gemm_serial(&mut o, d, Mat::new(&s[..n_q * n_k], n_q, n_k), v, Store::Add);
+        let p = Mat::new(sums_operand(&s[..n_q * n_k], &mut p_copy), n_q, n_k);
+        gemm_serial(&mut o, d, p, v, Store::Add);
     }
     for i in 0..n_q {
         let out = &mut out[i * d..][..d];
@@ -261,6 +276,7 @@ pub fn attention_backward<T: Element>(
         assert!(fits, "attention_backward: length of {name}");
     }
     let (dq, dk, dv) = (dq.map(Disjoint::new), dk.map(Disjoint::new), dv.map(Disjoint::new));
+    let run = if packs_narrow::<T>() { head_backward::<T, T> } else { head_backward::<T, T::Acc> };
     let heads_per_group = shape.n_heads / shape.n_kv_heads;
     let (n_q, n_kv) = (shape.q_tokens * shape.head_dim, shape.kv_tokens * shape.head_dim);
     par::tasks(shape.batch * shape.n_kv_heads, |kv_head| {
@@ -275,7 +291,7 @@ pub fn attention_backward<T: Element>(
             let rows = head * n_q..(head + 1) * n_q;
             let (q, out, dout) = (&q[rows.clone()], &out[rows.clone()], &dout[rows]);
             let lse = &lse[head * shape.q_tokens..][..shape.q_tokens];
-            head_backward(&mut grads, q, k, v, out, lse, dout, shape, causal, T::Acc::of(scale));
+            run(&mut grads, q, k, v, out, lse, dout, shape, causal, T::Acc::of(scale));
             if let (Some(dst), Some(src)) = (&dq, &mut grads.dq) {
                 // SAFETY: this task alone has this query head; `dq` is borrowed by the caller.
                 narrow_into(unsafe { dst.slice(head * n_q, n_q) }, src);
@@ -292,16 +308,16 @@ pub fn attention_backward<T: Element>(
 }
 
 /// Bytes each thread inside [`attention_backward`] borrows: the gradients of one head in the
-/// accumulator type (all three counted), two tiles of scores, packed operands, and the tiles of `q`, `k`, `v`,
-/// `dout` widened where `T` is narrower than its accumulator.
+/// accumulator type (all three counted), two tiles of scores, packed operands, and where `T` is narrower
+/// than its accumulator the tiles of `q`, `k`, `v`, `dout` widened or those of scores rounded.
 pub fn attention_backward_scratch_bytes<T: Element>(shape: &AttentionShape) -> u64 {
     let (t_q, t_k) = (shape.q_tokens as u64, shape.kv_tokens as u64);
     let (n_q, n_k) = (t_q.min(Q_BLOCK as u64), t_k.min(K_BLOCK as u64));
     let d = shape.head_dim as u64;
-    let widened = if is_own_acc::<T>() { 0 } else { 2 * (n_q + n_k) * d };
-    let products = products_elems(&[(n_q, n_k, d), (n_k, d, n_q), (n_q, d, n_k)]);
-    let elems = (t_q + 2 * t_k) * d + 2 * n_q * n_k + widened + n_q + products;
-    elems * size_of::<T::Acc>() as u64
+    let sums = (t_q + 2 * t_k) * d + 2 * n_q * n_k + n_q;
+    let operands = operand_bytes::<T>(2 * (n_q + n_k) * d, 2 * n_q * n_k);
+    let packed = products_bytes::<T>(&[(n_q, n_k, d), (n_k, d, n_q), (n_q, d, n_k)]);
+    sums * size_of::<T::Acc>() as u64 + operands + packed
 }
 
 /// Gradients of one query head and its key-value head, where asked for.
@@ -312,7 +328,7 @@ struct Grads<R> {
 }
 
 /// Adds the gradients of one query head to `grads`.
-fn head_backward<T: Element>(
+fn head_backward<T: Element, O: Element<Acc = T::Acc>>(
     grads: &mut Grads<T::Acc>,
     q: &[T],
     k: &[T],
@@ -326,7 +342,8 @@ fn head_backward<T: Element>(
 ) {
     let zero = T::Acc::of(0.0);
     let d = shape.head_dim;
-    let [mut q_wide, mut k_wide, mut v_wide, mut dout_wide] = [const { Vec::new() }; 4];
+    let [mut q_copy, mut k_copy, mut v_copy, mut dout_copy] = [const { Vec::<O>::new() }; 4];
+    let [mut p_copy, mut ds_copy] = [const { Vec::<O>::new() }; 2];
     let tile_elems = Q_BLOCK.min(shape.q_tokens) * K_BLOCK.min(shape.kv_tokens);
     let (mut p, mut ds) = (vec![zero; tile_elems], vec![zero; tile_elems]);
     for first in (0..shape.q_tokens).step_by(Q_BLOCK) {
@@ -335,14 +352,14 @@ fn head_backward<T: Element>(
         let row_dots: Vec<T::Acc> = (first..first + n_q)
             .map(|i| T::Acc::of(dot(&dout[i * d..][..d], &out[i * d..][..d])))
             .collect();
-        let q = Mat::new(widened(&q[rows.clone()], &mut q_wide), n_q, d);
-        let dout = Mat::new(widened(&dout[rows.clone()], &mut dout_wide), n_q, d);
+        let q = Mat::new(operand(&q[rows.clone()], &mut q_copy), n_q, d);
+        let dout = Mat::new(operand(&dout[rows.clone()], &mut dout_copy), n_q, d);
         let n_keys = shape.n_visible(first + n_q - 1, causal);
         for start in (0..n_keys).step_by(K_BLOCK) {
             let n_k = K_BLOCK.min(n_keys - start);
             let tile = start * d..(start + n_k) * d;
-            let k = Mat::new(widened(&k[tile.clone()], &mut k_wide), n_k, d);
-            let v = Mat::new(widened(&v[tile.clone()], &mut v_wide), n_k, d);
+            let k = Mat::new(operand(&k[tile.clone()], &mut k_copy), n_k, d);
+            let v = Mat::new(operand(&v[tile.clone()], &mut v_copy), n_k, d);
             gemm_serial(&mut p, n_k, q, k.t(), Store::Overwrite);
             gemm_serial(&mut ds, n_k, dout, v.t(), Store::Overwrite);
             for i in 0..n_q {
@@ -359,8 +376,8 @@ fn head_backward<T: Element>(
                     }
                 });
             }
-            let p = Mat::new(&p[..n_q * n_k], n_q, n_k);
-            let ds = Mat::new(&ds[..n_q * n_k], n_q, n_k);
+            let p = Mat::new(sums_operand(&p[..n_q * n_k], &mut p_copy), n_q, n_k);
+            let ds = Mat::new(sums_operand(&ds[..n_q * n_k], &mut ds_copy), n_q, n_k);
             if let Some(dv) = &mut grads.dv {
                 gemm_serial(&mut dv[tile.clone()], d, p.t(), dout, Store::Add);
             }

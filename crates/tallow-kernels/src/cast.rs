@@ -1,11 +1,9 @@
 //! Casts between element types, each rounding once.
 
-use crate::{Element, Real, isa::vectorized, par};
+use crate::element::{as_type, as_type_mut};
 #[cfg(target_arch = "x86_64")]
-use crate::{
-    element::{as_type, as_type_mut},
-    isa::Isa,
-};
+use crate::isa::Isa;
+use crate::{Element, Real, isa::vectorized, par};
 
 /// `dst[i] = src[i]`, rounded to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
 ///
@@ -61,14 +59,29 @@ fn to_odd_f32(x: f64) -> f32 {
     f32::from_bits(if grew { nearest.to_bits() - 1 } else { nearest.to_bits() + 1 })
 }
 
-/// `src` in the accumulator type: itself where it already is, else a copy in `scratch`.
-pub(crate) fn widened<'a, T: Element>(src: &'a [T], scratch: &'a mut Vec<T::Acc>) -> &'a [T::Acc] {
-    T::as_acc(src).unwrap_or_else(|| {
-        scratch.clear();
-        scratch.resize(src.len(), T::Acc::of(0.0));
-        widen_into(scratch, src);
-        scratch
-    })
+/// `src` as operands `O` of a product, which are `S` or its accumulator type: itself, or widened in
+/// `scratch`.
+pub(crate) fn operand<'a, S: Element, O: Element>(
+    src: &'a [S],
+    scratch: &'a mut Vec<O>,
+) -> &'a [O] {
+    if let Some(same) = as_type::<S, O>(src) {
+        return same;
+    }
+    scratch.resize(src.len(), O::default());
+    let wide = as_type_mut::<O, S::Acc>(scratch).expect("an operand is S or its accumulator type");
+    widen_into(wide, src);
+    scratch
+}
+
+/// Sums as operands `O` of a product: themselves, or rounded into `scratch`. On the caller's thread.
+pub(crate) fn sums_operand<'a, O: Element>(src: &'a [O::Acc], scratch: &'a mut Vec<O>) -> &'a [O] {
+    if let Some(same) = as_type::<O::Acc, O>(src) {
+        return same;
+    }
+    scratch.resize(src.len(), O::default());
+    narrow_into(scratch, src);
+    scratch
 }
 
 /// `dst[i] = src[i]`, exact. On the caller's thread.
@@ -99,6 +112,44 @@ pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
         return unsafe { crate::x86::narrow_f16(dst, src) };
     }
     vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = T::narrow(*s)));
+}
+
+/// Rows of sums rounded once: `dst[i][j] = sums[i][j]`, or `+=`; each with its distance between rows.
+/// # Safety
+/// `dst` is good for `n` rows and columns, and nothing else reaches them meanwhile.
+/// # Panics
+/// If `sums` is too short.
+pub(crate) unsafe fn narrow_rows<T: Element>(
+    (dst, dst_ld): (*mut T, usize),
+    (sums, ld): (&[T::Acc], usize),
+    (n_rows, n_cols): (usize, usize),
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::current() >= Isa::Avx512Bf16
+        && let Some(sums) = as_type::<T::Acc, f32>(sums)
+        && crate::element::same_type::<T, half::bf16>()
+    {
+        assert!(n_rows == 0 || (n_rows - 1) * ld + n_cols <= sums.len(), "narrow_rows: sums");
+        let sums = (sums.as_ptr(), ld);
+        // SAFETY: the processor has the instructions, `sums` is long enough, the rest is the caller's
+        // promise.
+        return unsafe {
+            crate::x86::avx512::narrow_rows((dst.cast(), dst_ld), sums, (n_rows, n_cols), add)
+        };
+    }
+    for r in 0..n_rows {
+        let sums = &sums[r * ld..][..n_cols];
+        // SAFETY: the caller's promise.
+        let dst = unsafe { std::slice::from_raw_parts_mut(dst.add(r * dst_ld), n_cols) };
+        if add {
+            vectorized(|| {
+                dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s))
+            });
+        } else {
+            narrow_into(dst, sums);
+        }
+    }
 }
 
 #[cfg(test)]

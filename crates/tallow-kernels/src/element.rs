@@ -1,5 +1,6 @@
 //! The number types that kernels store and the wider ones they add up in.
 
+use crate::pack::Packs;
 use half::{bf16, f16};
 use num_traits::{Float, NumAssign};
 
@@ -27,11 +28,15 @@ pub trait Real: Element<Acc = Self> + Float + NumAssign + std::iter::Sum + 'stat
 /// What tensors are stored in: `f32`, `f64`, `bf16`, `f16`.
 ///
 /// Kernels read elements, widen them to [`Element::Acc`], and round once when they store. Sealed.
+#[allow(private_bounds)] // sealed
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialOrd + PartialEq + std::fmt::Debug + Send + Sync + 'static
 {
     /// `f64` for `f64`, else `f32`.
-    type Acc: Real;
+    type Acc: Real + Packs<Self>;
+    /// What products may pack instead of the accumulator type, with the instructions for it.
+    #[doc(hidden)]
+    type Narrow: Packs<Self>;
     /// Exact.
     fn widen(self) -> Self::Acc;
     /// Rounds to nearest, ties to even; NaN stays NaN.
@@ -65,6 +70,7 @@ macro_rules! real {
         }
         impl Element for $t {
             type Acc = $t;
+            type Narrow = $t;
             #[inline(always)]
             fn widen(self) -> $t {
                 self
@@ -109,9 +115,10 @@ fn exp_f32(x: f32) -> f32 {
 }
 
 macro_rules! half {
-    ($t:ty, $widen:path, $narrow:path) => {
+    ($t:ty, $packed:ty, $widen:path, $narrow:path) => {
         impl Element for $t {
             type Acc = f32;
+            type Narrow = $packed;
             #[inline(always)]
             fn widen(self) -> f32 {
                 $widen(self)
@@ -129,8 +136,8 @@ macro_rules! half {
         }
     };
 }
-half!(bf16, widen_bf16, narrow_bf16);
-half!(f16, f16::to_f32, f16::from_f32);
+half!(bf16, bf16, widen_bf16, narrow_bf16);
+half!(f16, f32, f16::to_f32, f16::from_f32);
 
 /// Without a branch, so that loops of it vectorise.
 #[inline(always)]
@@ -148,20 +155,17 @@ fn narrow_bf16(x: f32) -> bf16 {
 }
 
 /// Whether both are one type.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn same_type<T: 'static, U: 'static>() -> bool {
     std::any::TypeId::of::<T>() == std::any::TypeId::of::<U>()
 }
 
 /// `x` as what it is, where `T` is `U`.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn as_type<T: 'static, U: 'static>(x: &[T]) -> Option<&[U]> {
     // SAFETY: the two are one type.
     same_type::<T, U>().then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
 }
 
 /// As [`as_type`], mutable.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn as_type_mut<T: 'static, U: 'static>(x: &mut [T]) -> Option<&mut [U]> {
     let (first, n) = (x.as_mut_ptr().cast(), x.len());
     // SAFETY: the two are one type.

@@ -1,16 +1,18 @@
 //! Matrix products.
 //!
-//! Operands are widened while they are packed, so products of `bf16` and `f16` are those of `f32`
-//! rounded once. [`gemm_scalar`] is the specification of all of them.
+//! Operands of `f16`, and of `bf16` where the processor has no instructions for it, are widened while
+//! they are packed: products are those of `f32` rounded once. With such instructions (from
+//! [`Isa::Avx512Bf16`](crate::isa::Isa::Avx512Bf16) on) `bf16` stays packed and is added up in `f32`
+//! too. [`gemm_scalar`] is the specification of all of them.
 //!
 //! The destination is cut into tiles by shape alone; each is computed by one thread in one order.
 
 use crate::{
-    cast::narrow_into,
+    cast::narrow_rows,
     element::{Element, Real},
     isa::Isa,
-    micro::{MR, NR},
-    pack::Lanes,
+    micro::{NR, Packed},
+    pack::{Lanes, Packs, packs_narrow},
     par::Disjoint,
     product::{self, Left, Right, Sink},
 };
@@ -103,10 +105,27 @@ pub fn widen_into<T: Element>(src: &[T], dst: &mut [T::Acc]) {
 /// Bytes one thread holds while it multiplies `m x k` by `k x n`: its packed operands and, for
 /// elements narrower than their accumulator, the sums of a tile.
 pub fn gemm_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
-    let cuts = Cuts::new((m as usize, n as usize), MOST);
-    let keeps_sums = T::as_acc(&[]).is_none();
-    let elems = product::scratch_elems(cuts.tile_rows, cuts.tile_cols, k as usize, keeps_sums);
-    elems as u64 * size_of::<T::Acc>() as u64
+    scratch_bytes::<T>(m, n, k, T::as_acc(&[]).is_none())
+}
+
+/// As [`gemm_scratch_bytes`], of [`gemm_acc`].
+pub fn gemm_acc_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    scratch_bytes::<T>(m, n, k, false)
+}
+
+fn scratch_bytes<T: Element>(m: u64, n: u64, k: u64, keeps_sums: bool) -> u64 {
+    let (sizes, k) = ((m as usize, n as usize), k as usize);
+    let bytes = if packs_narrow::<T>() {
+        tile_bytes::<T::Narrow>(sizes, k, keeps_sums)
+    } else {
+        tile_bytes::<T::Acc>(sizes, k, keeps_sums)
+    };
+    bytes as u64
+}
+
+fn tile_bytes<P: Packed>(sizes: (usize, usize), k: usize, keeps_sums: bool) -> usize {
+    let cuts = Cuts::new::<P>(sizes, MOST);
+    product::scratch_bytes::<P>(cuts.tile_rows, cuts.tile_cols, k, keeps_sums)
 }
 
 /// How a destination is cut into tiles: by its shape alone.
@@ -119,13 +138,13 @@ pub(crate) struct Cuts {
 
 impl Cuts {
     /// Of an `m x n` destination, into tiles of at most `most` (rows, columns).
-    pub(crate) fn new((m, n): (usize, usize), most: (usize, usize)) -> Self {
+    pub(crate) fn new<P: Packed>((m, n): (usize, usize), most: (usize, usize)) -> Self {
         let (mut down, mut across) = (m.div_ceil(most.0).max(1), n.div_ceil(most.1).max(1));
         while down * across < MIN_TILES && m * n > down * across * MIN_TILE_ELEMS * 2 {
             if m / down > n / across { down += 1 } else { across += 1 }
         }
-        let tile_rows = m.div_ceil(down).next_multiple_of(MR).min(m.max(1));
-        let tile_cols = n.div_ceil(across).next_multiple_of(NR).min(n.max(1));
+        let tile_rows = m.div_ceil(down).next_multiple_of(2 * P::MR).min(m.max(1));
+        let tile_cols = n.div_ceil(across).next_multiple_of(2 * NR).min(n.max(1));
         let (down, per_row) = (m.div_ceil(tile_rows), n.div_ceil(tile_cols));
         Self { tile_rows, tile_cols, per_row, n_tiles: down * per_row }
     }
@@ -146,6 +165,13 @@ pub fn gemm<T: Element>(c: &mut [T], a: Mat<T>, b: Mat<T>, store: Store) {
     batched_gemm(c, 1, |_| a, |_| b, store);
 }
 
+/// As [`gemm()`], the sums not rounded.
+/// # Panics
+/// If the sizes do not agree.
+pub fn gemm_acc<T: Element>(c: &mut [T::Acc], a: Mat<T>, b: Mat<T>, store: Store) {
+    dispatch(c, 1, |_| a, |_| b, store);
+}
+
 /// `n_batch` products, one after the other in `c`; `a(i)` and `b(i)` are the operands of the `i`th.
 ///
 /// All operands of one side have the same size; an operand may stand for several products.
@@ -158,10 +184,39 @@ pub fn batched_gemm<'a, T: Element>(
     b: impl Fn(usize) -> Mat<'a, T> + Sync,
     store: Store,
 ) {
+    dispatch(c, n_batch, a, b, store);
+}
+
+/// As [`batched_gemm`], packed in the way that suits `T` and the processor.
+fn dispatch<'a, T: Element, C: Element<Acc = T::Acc>>(
+    c: &mut [C],
+    n_batch: usize,
+    a: impl Fn(usize) -> Mat<'a, T> + Sync,
+    b: impl Fn(usize) -> Mat<'a, T> + Sync,
+    store: Store,
+) {
     if n_batch == 0 {
         assert!(c.is_empty(), "gemm: no products, but a destination of {}", c.len());
         return;
     }
+    if packs_narrow::<T>() {
+        products::<T, C, T::Narrow>(c, n_batch, a, b, store);
+    } else {
+        products::<T, C, T::Acc>(c, n_batch, a, b, store);
+    }
+}
+
+fn products<'a, T, C, P>(
+    c: &mut [C],
+    n_batch: usize,
+    a: impl Fn(usize) -> Mat<'a, T> + Sync,
+    b: impl Fn(usize) -> Mat<'a, T> + Sync,
+    store: Store,
+) where
+    T: Element,
+    P: Packs<T>,
+    C: Element<Acc = T::Acc>,
+{
     let (m, k, n) = (a(0).n_rows, a(0).n_cols, b(0).n_cols);
     for i in 0..n_batch {
         let (a, b) = (a(i), b(i));
@@ -175,13 +230,13 @@ pub fn batched_gemm<'a, T: Element>(
     if c.is_empty() {
         return;
     }
-    let cuts = Cuts::new((m, n), MOST);
+    let cuts = Cuts::new::<P>((m, n), MOST);
     let dst = Disjoint::new(c);
     let tile = |t: usize| {
         let (batch, (rows, cols)) = (t / cuts.n_tiles, cuts.tile(t % cuts.n_tiles, m, n));
         let (left, right) = (Rows(Lanes::rows(a(batch))), Cols(Lanes::cols(b(batch))));
         let sink = Dense { dst, start: batch * m * n, ld: n, store };
-        product::tile(&left, &right, &sink, k, rows, cols);
+        product::tile::<P>(&left, &right, &sink, k, rows, cols);
     };
     let n_tiles = n_batch * cuts.n_tiles;
     let macs = (m * n).saturating_mul(k.max(1));
@@ -197,18 +252,18 @@ pub fn batched_gemm<'a, T: Element>(
 /// A left operand that is a matrix.
 pub(crate) struct Rows<'a, T>(pub(crate) Lanes<'a, T>);
 
-impl<T: Element> Left<T::Acc> for Rows<'_, T> {
-    fn pack(&self, isa: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
-        self.0.pack::<MR>(isa, dst, rows.start, rows.len(), depth);
+impl<T: Element, P: Packs<T>> Left<P> for Rows<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
+        P::left(&self.0, isa, dst, rows, depth);
     }
 }
 
 /// A right operand that is a matrix.
 struct Cols<'a, T>(Lanes<'a, T>);
 
-impl<T: Element> Right<T::Acc> for Cols<'_, T> {
-    fn pack(&self, isa: Isa, dst: &mut [T::Acc], cols: Range<usize>, depth: Range<usize>) {
-        self.0.pack_all(isa, dst, cols, depth);
+impl<T: Element, P: Packs<T>> Right<P> for Cols<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [P], cols: Range<usize>, depth: Range<usize>) {
+        P::right(&self.0, isa, dst, cols, depth);
     }
 }
 
@@ -221,11 +276,15 @@ pub(crate) struct Dense<T> {
 }
 
 impl<T: Element> Sink<T::Acc> for Dense<T> {
-    fn place(&self, i: usize, j: usize, n_rows: usize) -> Option<(*mut T::Acc, usize)> {
+    fn place(
+        &self,
+        (i, j): (usize, usize),
+        (n_rows, n_cols): (usize, usize),
+    ) -> Option<(*mut T::Acc, usize)> {
         // Where `T` is its own accumulator the cast changes nothing.
         T::as_acc(&[])?;
-        let first = self.dst.ptr(self.start + i * self.ld + j, (n_rows - 1) * self.ld + NR);
-        Some((first.cast(), self.ld))
+        let n = (n_rows - 1) * self.ld + n_cols;
+        Some((self.dst.ptr(self.start + i * self.ld + j, n).cast(), self.ld))
     }
     fn adds(&self) -> bool {
         self.store == Store::Add
@@ -240,23 +299,50 @@ impl<T: Element> Sink<T::Acc> for Dense<T> {
         (sums, ld): (&[T::Acc], usize),
         part: usize,
     ) {
-        for r in 0..n_rows {
-            let sums = &sums[r * ld..][..n_cols];
-            // SAFETY: these sums belong to one tile, which one call computes.
-            let c = unsafe { self.dst.slice(self.start + (i + r) * self.ld + j, n_cols) };
-            if part > 0 || self.store == Store::Add {
-                c.iter_mut().zip(sums).for_each(|(c, &s)| *c = T::narrow(c.widen() + s));
-            } else {
-                narrow_into(c, sums);
-            }
-        }
+        let n = (n_rows - 1) * self.ld + n_cols;
+        let dst = self.dst.ptr(self.start + i * self.ld + j, n);
+        let add = part > 0 || self.store == Store::Add;
+        // SAFETY: in bounds by `ptr`'s check; these sums belong to one tile, which one call computes.
+        unsafe { narrow_rows((dst, self.ld), (sums, ld), (n_rows, n_cols), add) };
     }
 }
 
-/// `c = a b` or `c += a b` on the caller's thread; rows of `c` are `c_row_stride` apart.
+/// `c = a b` or `c += a b` on the caller's thread, the sums not rounded; rows of `c` are
+/// `c_row_stride` apart.
 /// # Panics
 /// If the sizes do not agree or `c` is too short.
-pub fn gemm_serial<R: Real>(c: &mut [R], c_row_stride: usize, a: Mat<R>, b: Mat<R>, store: Store) {
+pub fn gemm_serial<T: Element>(
+    c: &mut [T::Acc],
+    c_row_stride: usize,
+    a: Mat<T>,
+    b: Mat<T>,
+    store: Store,
+) {
+    if packs_narrow::<T>() {
+        serial::<T, T::Narrow>(c, c_row_stride, a, b, store);
+    } else {
+        serial::<T, T::Acc>(c, c_row_stride, a, b, store);
+    }
+}
+
+/// Bytes that [`gemm_serial`] holds while it multiplies `m x k` by `k x n`.
+pub fn gemm_serial_scratch_bytes<T: Element>(m: u64, n: u64, k: u64) -> u64 {
+    let (m, n, k) = (m as usize, MOST.1.min(n as usize), k as usize);
+    let bytes = if packs_narrow::<T>() {
+        product::scratch_bytes::<T::Narrow>(m, n, k, false)
+    } else {
+        product::scratch_bytes::<T::Acc>(m, n, k, false)
+    };
+    bytes as u64
+}
+
+fn serial<T: Element, P: Packs<T>>(
+    c: &mut [T::Acc],
+    c_row_stride: usize,
+    a: Mat<T>,
+    b: Mat<T>,
+    store: Store,
+) {
     assert_eq!(a.n_cols, b.n_rows, "gemm_serial: inner sizes differ");
     let (m, n) = (a.n_rows, b.n_cols);
     if m == 0 || n == 0 {
@@ -270,7 +356,7 @@ pub fn gemm_serial<R: Real>(c: &mut [R], c_row_stride: usize, a: Mat<R>, b: Mat<
     let (left, right) = (Rows(Lanes::rows(a)), Cols(Lanes::cols(b)));
     let sink = Dense { dst: Disjoint::new(c), start: 0, ld: c_row_stride, store };
     for j in (0..n).step_by(MOST.1) {
-        product::tile(&left, &right, &sink, a.n_cols, 0..m, j..n.min(j + MOST.1));
+        product::tile::<P>(&left, &right, &sink, a.n_cols, 0..m, j..n.min(j + MOST.1));
     }
 }
 

@@ -9,32 +9,43 @@ pub enum Isa {
     Portable,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 BF16: dot products of pairs of `bf16`, added up in `f32`. Products of `bf16` then
+    /// take subnormal operands and sums for zero.
+    Avx512Bf16,
+    /// AMX with BF16: products of tiles of 16 x 32 `bf16`. Subnormals as above.
+    Amx,
 }
 
+/// All sets, each at the place of its number.
+const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 /// No choice has been made yet.
 const UNKNOWN: u8 = u8::MAX;
 static CHOSEN: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 impl Isa {
-    /// The best that this processor has.
+    /// The best that this processor has, and that the system lets this process use.
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
         {
-            return Self::Avx2;
+            return crate::x86::best();
         }
+        #[cfg(not(target_arch = "x86_64"))]
         Self::Portable
+    }
+
+    /// All that this processor has, the least first.
+    pub fn available() -> &'static [Self] {
+        &ALL[..=Self::best() as usize]
     }
 
     /// What kernels use: the best, unless [`Isa::limit`] asked for less.
     #[inline]
     pub fn current() -> Self {
-        match CHOSEN.load(Ordering::Relaxed) {
-            0 => Self::Portable,
-            1 => Self::Avx2,
-            _ => Self::choose(Self::best()),
+        match ALL.get(usize::from(CHOSEN.load(Ordering::Relaxed))) {
+            Some(&isa) => isa,
+            None => Self::choose(Self::best()),
         }
     }
 
@@ -55,18 +66,26 @@ impl Isa {
 /// allows; their results do not depend on it, for a multiply and an add are never contracted.
 #[inline(always)]
 pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
     match Isa::current() {
         Isa::Portable => f(),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `current` is `Avx2` only where the processor has it.
+        // SAFETY: `current` is at least `Avx2` only where the processor has it.
         Isa::Avx2 => unsafe { with_avx2(f) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 => f(),
+        // SAFETY: as above, `Avx512`.
+        _ => unsafe { with_avx512(f) },
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    f()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
     f()
 }

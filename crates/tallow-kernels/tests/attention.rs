@@ -3,7 +3,7 @@
 mod support;
 use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
-use tallow_kernels::{Element, attention::*};
+use tallow_kernels::{Element, attention::*, isa::Isa};
 use tallow_testkit::{Reference, Tol, assert_close, central_difference, values, widen};
 
 /// Against PyTorch in f64, computed in f32.
@@ -179,28 +179,31 @@ fn gradients_match_central_differences() {
     }
 }
 
+/// `f16` exactly; `bf16` may have its probabilities rounded too, each by half an ulp.
 #[test]
 fn half_forward_is_the_f32_result_rounded_once() {
-    fn check<T: Element<Acc = f32>>(sizes: [usize; 6], causal: bool) {
+    fn check<T: Element<Acc = f32>>(sizes: [usize; 6], causal: bool, exact: bool) {
         let mut inputs = Inputs::new(sizes, causal);
         for x in [&mut inputs.q, &mut inputs.k, &mut inputs.v, &mut inputs.dout] {
             *x = f64s(&to::<T>(x));
         }
         let ((out, lse), (want, want_lse)) = (forward::<T>(&inputs), forward::<f32>(&inputs));
         let what = format!("{sizes:?} {causal}");
-        assert_close(&what, &f64s(&out), &f64s(&to::<T>(&widen(&want))), Tol::Exact);
-        assert_eq!(lse, want_lse, "{what}");
+        let ulps = |n: f64| if exact { Tol::Exact } else { Tol::Rel(n) };
+        let half = f64::from(half_ulp::<T>());
+        assert_close(&what, &f64s(&out), &f64s(&to::<T>(&widen(&want))), ulps(3.0 * half));
+        assert_close(&what, &widen(&lse), &widen(&want_lse), ulps(1e-6));
         // Backward also reads the rounded output, by rowsum(dout * out): up to D products off by
         // half an ulp each, on top of the rounding of the gradient itself.
-        let tol = Tol::Rel(f64::from(half_ulp::<T>()) * (1.0 + inputs.shape.head_dim as f64));
+        let tol = Tol::Rel(half * (1.0 + inputs.shape.head_dim as f64));
         for (got, want) in backward::<T>(&inputs).iter().zip(backward::<f32>(&inputs)) {
             assert_close(&what, &f64s(got), &widen(&want), tol);
         }
     }
     for sizes in SIZES {
         for causal in [false, true] {
-            check::<bf16>(sizes, causal);
-            check::<f16>(sizes, causal);
+            check::<bf16>(sizes, causal, Isa::best() < Isa::Avx512Bf16);
+            check::<f16>(sizes, causal, true);
         }
     }
 }

@@ -8,7 +8,7 @@ use tallow_kernels::{
     activation::*,
     cast::cast,
     conv::*,
-    gemm::{Mat, Store, gemm, gemm_scalar, widen_into},
+    gemm::{Mat, Store, gemm, gemm_acc, gemm_scalar, widen_into},
     isa::Isa,
     reduce,
     softmax::softmax,
@@ -18,9 +18,8 @@ use tallow_testkit::{Tol, assert_close, values};
 /// One test: the choice of instructions is the process's.
 #[test]
 fn every_instruction_set_agrees() {
-    let sets = [Isa::Portable, Isa::Avx2];
-    let sets: Vec<Isa> = sets.into_iter().filter(|&isa| isa <= Isa::best()).collect();
-    let elementwise: Vec<_> = sets
+    println!("{:?}", Isa::available());
+    let elementwise: Vec<_> = Isa::available()
         .iter()
         .map(|&isa| {
             Isa::limit(isa);
@@ -33,6 +32,9 @@ fn every_instruction_set_agrees() {
             convolutions::<bf16>(isa, 2f64.powi(-8));
             convolutions::<f16>(isa, 2f64.powi(-10));
             halves();
+            specials::<f32>(isa);
+            specials::<bf16>(isa);
+            subnormals(isa);
             [loops::<f32>(), loops::<bf16>(), loops::<f16>()]
         })
         .collect();
@@ -71,6 +73,40 @@ fn products<T: Element>(isa: Isa, eps: f64) {
             }
         }
     }
+}
+
+/// NaN and infinities reach their row and their column, and nothing else.
+fn specials<T: Element>(isa: Isa) {
+    let (m, n, k) = (37, 50, 70);
+    let (mut a, mut b) = (vec![1.0; m * k], vec![1.0; k * n]);
+    (a[5 * k + 69], a[20 * k]) = (f64::NAN, f64::INFINITY);
+    b[33 * n + 49] = f64::NEG_INFINITY;
+    let (a, b) = (to::<T>(&a), to::<T>(&b));
+    let mut c = vec![T::default(); m * n];
+    gemm(&mut c, Mat::new(&a, m, k), Mat::new(&b, k, n), Store::Overwrite);
+    for (at, c) in f64s(&c).into_iter().enumerate() {
+        let right = match (at / n, at % n) {
+            (5, _) | (20, 49) => c.is_nan(),
+            (20, _) => c == f64::INFINITY,
+            (_, 49) => c == f64::NEG_INFINITY,
+            _ => c == k as f64,
+        };
+        assert!(right, "{isa:?} {} {c}", at / n * 100 + at % n);
+    }
+}
+
+/// Products of subnormal `bf16` are what they are, or zero from [`Isa::Avx512Bf16`] on.
+fn subnormals(isa: Isa) {
+    let (tiny, one) = (bf16::from_bits(3), bf16::ONE);
+    let (a, b) = ([tiny, one, one, tiny], [one, one, one, one, bf16::ZERO, one]);
+    let mut c = [0f32; 6];
+    gemm_acc(&mut c, Mat::new(&a, 2, 2), Mat::new(&b, 2, 3), Store::Overwrite);
+    let x = if isa < Isa::Avx512Bf16 { tiny.to_f32() } else { 0.0 };
+    // 1 + tiny is 1.
+    assert_eq!(c, [1.0, x, 1.0, 1.0, 1.0, 1.0], "{isa:?}");
+    let mut sums = [tiny.to_f32(); 6];
+    gemm_acc(&mut sums, Mat::new(&a, 2, 2), Mat::new(&b, 2, 3), Store::Add);
+    assert_eq!(sums[0], 1.0, "{isa:?}");
 }
 
 /// Same and strided windows, wrapped rows, images that share a panel, several groups.

@@ -3,6 +3,7 @@
 mod support;
 use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
+use tallow_kernels::isa::Isa;
 use tallow_kernels::{Element, gemm, loss::*};
 use tallow_testkit::{Reference, Tol, assert_close, central_difference, values, widen};
 
@@ -212,19 +213,27 @@ fn chunks_change_nothing_beyond_rounding() {
     }
 }
 
+/// `f16` exactly; of `bf16` the sums may be in another order and the logits' gradient rounded too.
 #[test]
 fn half_is_the_f32_result_rounded_once() {
-    fn check<T: Element<Acc = f32>>(smoothing: f64) {
+    fn check<T: Element<Acc = f32>>(smoothing: f64, exact: bool) {
         let mut inputs = Inputs::new([9, 8, 70], smoothing, true);
         inputs.x = f64s(&to::<T>(&inputs.x));
         inputs.weight = f64s(&to::<T>(&inputs.weight));
         inputs.bias = inputs.bias.map(|b| f64s(&to::<T>(&b)));
         let rounded = |x: &[f32]| f64s(&to::<T>(&widen(x)));
         let (got, want) = (fused::<T>(&inputs, 0.5, 4 * 300), fused::<f32>(&inputs, 0.5, 4 * 300));
-        assert_eq!((got.sums, &got.lse), (want.sums, &want.lse));
-        assert_close("dx", &f64s(&got.dx), &rounded(&want.dx), Tol::Exact);
-        assert_close("dweight", &f64s(&got.dweight), &rounded(&want.dweight), Tol::Exact);
-        assert_close("dbias", &f64s(&got.dbias), &rounded(&want.dbias), Tol::Exact);
+        let tol = |t: f64| if exact { Tol::Exact } else { Tol::Rel(t) };
+        assert_eq!(got.sums.n_counted, want.sums.n_counted);
+        assert_close("loss", &[got.sums.loss_sum], &[want.sums.loss_sum], tol(1e-6));
+        assert_close("lse", &got.lse, &want.lse, tol(1e-6));
+        for (name, got, want) in [
+            ("dx", &got.dx, &want.dx),
+            ("dweight", &got.dweight, &want.dweight),
+            ("dbias", &got.dbias, &want.dbias),
+        ] {
+            assert_close(name, &f64s(got), &rounded(want), tol(2f64.powi(-7)));
+        }
 
         let x = f64s(&to::<T>(&values(1, 9 * 33)));
         let targets = targets(9, 33);
@@ -234,8 +243,8 @@ fn half_is_the_f32_result_rounded_once() {
         assert_close("plain dx", &f64s(&dx), &rounded(&want), Tol::Exact);
     }
     for smoothing in [0.0, 0.1] {
-        check::<bf16>(smoothing);
-        check::<f16>(smoothing);
+        check::<bf16>(smoothing, Isa::best() < Isa::Avx512Bf16);
+        check::<f16>(smoothing, true);
     }
 }
 

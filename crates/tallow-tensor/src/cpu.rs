@@ -1,17 +1,21 @@
 //! The bridge between candle's CPU tensors and kernels on slices.
 //!
 //! An operation implements [`Kernel`] once, for any number of operands up to three and any float
-//! type; [`apply`] makes a candle custom op of it. Operands may be strided or offset: they are
+//! type; [`apply`] makes nodes of candle's graph of it, between which gradients are handed on by
+//! [`relay`]. Operands may be strided or offset: they are
 //! copied only if their elements do not lie side by side, and the copy dies with the call.
 
-use crate::{Error, Result, aside};
+use crate::{
+    Error, Result, aside,
+    relay::{self, Slot, Token},
+};
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Storage, Tensor,
-    WithDType,
+    WithDType, op::BackpropOp,
 };
 use std::{
     borrow::Cow,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, OnceLock},
 };
 use tallow_kernels::{Element, Real, cast::cast};
 
@@ -206,6 +210,8 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     const OPERANDS: &'static [&'static str] = &["input"];
     /// Whether the operands must share the first one's dtype.
     const SAME_DTYPE: bool = true;
+    /// Whether backward looks at the output; else its `out` is some other tensor.
+    const USES_OUTPUT: bool = false;
 
     /// The output's elements and shape.
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
@@ -230,70 +236,118 @@ pub(crate) fn apply<K: Kernel>(
     if !args[0].device().is_cpu() {
         return fallback();
     }
-    let op = Op(Arc::new(Inner { kernel, error: Mutex::new(None) }));
-    let result = match args {
-        [x] => x.apply_op1(op.clone()),
-        [x, y] => x.apply_op2(y, op.clone()),
-        [x, y, z] => x.apply_op3(y, z, op.clone()),
+    let (storage, shape) = forward(&kernel, args)?;
+    if !args.iter().any(|arg| arg.track_op()) {
+        return Ok(Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false));
+    }
+    let tokens: Vec<Option<Token>> = args.iter().map(|arg| relay::token(arg)).collect();
+    let nodes: Vec<Tensor> = args
+        .iter()
+        .zip(&tokens)
+        .map(|(&arg, token)| token.as_ref().map_or(arg, |token| &token.node).clone())
+        .collect();
+    let operands = args
+        .iter()
+        .zip(tokens)
+        .map(|(arg, token)| Operand {
+            wanted: arg.track_op(),
+            // Its graph is the token's; an operand of candle's keeps its own.
+            tensor: if token.is_some() { arg.detach() } else { (*arg).clone() },
+            slot: token.map(|token| token.slot),
+        })
+        .collect();
+    let slot = Arc::new(Slot::default());
+    let out = Arc::new(OnceLock::new());
+    let op = Op(Arc::new(Inner { kernel, operands, slot: slot.clone(), out: out.clone() }));
+    let node = match &nodes[..] {
+        [x] => x.apply_op1(op)?,
+        [x, y] => x.apply_op2(y, op)?,
+        [x, y, z] => x.apply_op3(y, z, op)?,
         _ => unreachable!("kernels have one to three operands"),
     };
-    result.map_err(|error| op.take_error().unwrap_or(Error::Candle(error)))
+    let output = relay::emit(Token { node, slot }, storage, shape)?;
+    if K::USES_OUTPUT {
+        let _ = out.set(output.detach());
+    }
+    Ok(output)
 }
 
+/// The output of a kernel.
+fn forward<K: Kernel>(kernel: &K, args: &[&Tensor]) -> Result<(CpuStorage, Shape)> {
+    with_views(
+        K::NAME,
+        args,
+        |views| with_float!(K::NAME, views[0].dtype(), T => kernel.forward::<T>(views)),
+    )
+}
+
+/// Runs `f` on CPU tensors.
+fn with_views<R>(
+    op: &'static str,
+    tensors: &[&Tensor],
+    f: impl FnOnce(&mut [Arg]) -> Result<R>,
+) -> Result<R> {
+    let all: Vec<_> = tensors.iter().map(|tensor| tensor.storage_and_layout()).collect();
+    let mut views = Vec::with_capacity(all.len());
+    for (storage, layout) in &all {
+        let Storage::Cpu(storage) = &**storage else {
+            let message = format!("{op}: a gradient or operand left the CPU");
+            return Err(candle_core::Error::Msg(message).into());
+        };
+        views.push(Arg { storage, layout, wanted: false });
+    }
+    f(&mut views)
+}
+
+/// What an operation works on.
+struct Operand {
+    tensor: Tensor,
+    wanted: bool,
+    /// Where its gradient goes, if an operation of this crate made it.
+    slot: Option<Arc<Slot>>,
+}
+
+/// The node of an operation: what candle calls on its way back.
 struct Op<K>(Arc<Inner<K>>);
 
 struct Inner<K> {
     kernel: K,
-    /// The typed error of a failed forward: candle's own error type keeps its message only.
-    error: Mutex<Option<Error>>,
-}
-
-impl<K> Clone for Op<K> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
+    operands: Vec<Operand>,
+    /// The output's gradient.
+    slot: Arc<Slot>,
+    /// The output, where [`Kernel::USES_OUTPUT`].
+    out: Arc<OnceLock<Tensor>>,
 }
 
 impl<K: Kernel> Op<K> {
-    fn take_error(&self) -> Option<Error> {
-        self.0.error.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn forward(&self, args: &[(&CpuStorage, &Layout)]) -> candle_core::Result<(CpuStorage, Shape)> {
-        let args: Vec<Arg> =
-            args.iter().map(|&(storage, layout)| Arg { storage, layout, wanted: false }).collect();
-        let result = with_float!(K::NAME, args[0].dtype(), T => self.0.kernel.forward::<T>(&args));
-        result.map_err(|error| {
-            let message = candle_core::Error::Msg(error.to_string());
-            *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            message
-        })
-    }
-
-    fn backward(
-        &self,
-        args: &[&Tensor],
-        out: &Tensor,
-        dout: &Tensor,
-    ) -> candle_core::Result<Grads> {
-        let operands = args;
-        let all: Vec<_> =
-            args.iter().chain([&out, &dout]).map(|t| t.storage_and_layout()).collect();
-        let mut views = Vec::with_capacity(all.len());
-        for (i, (storage, layout)) in all.iter().enumerate() {
-            let Storage::Cpu(storage) = &**storage else {
-                candle_core::bail!("{}: a gradient or operand left the CPU", K::NAME)
-            };
-            let wanted = i < args.len() && args[i].track_op();
-            views.push(Arg { storage, layout, wanted });
-        }
-        let (args, rest) = views.split_at(args.len());
-        let (out, dout) = (rest[0], rest[1]);
-        let mut grads = with_float!(K::NAME, args[0].dtype(), T => {
-            self.0.kernel.backward::<T>(args, out, dout)
+    /// What candle adds to the gradient of each of its operands.
+    fn backward(&self, args: &[&Tensor]) -> candle_core::Result<Grads> {
+        let Inner { kernel, operands, slot, out } = &*self.0;
+        let Some(dout) = slot.take() else {
+            candle_core::bail!("{}: no gradient of its output came", K::NAME)
+        };
+        let out = out.get().unwrap_or(&dout);
+        let tensors: Vec<&Tensor> =
+            operands.iter().map(|operand| &operand.tensor).chain([out, &dout]).collect();
+        let mut grads = with_views(K::NAME, &tensors, |views| {
+            for (view, operand) in views.iter_mut().zip(operands) {
+                view.wanted = operand.wanted;
+            }
+            let (args, rest) = views.split_at(operands.len());
+            with_float!(K::NAME, args[0].dtype(), T => {
+                kernel.backward::<T>(args, rest[0], rest[1])
+            })
         })?;
         debug_assert_eq!(grads.len(), args.len(), "{}: one gradient per operand", K::NAME);
-        aside::divert(operands, &mut grads)?;
+        aside::divert(args, &mut grads)?;
+        for (grad, operand) in grads.iter_mut().zip(operands) {
+            if let (Some(slot), Some(of_operand)) =
+                (&operand.slot, grad.take_if(|_| operand.slot.is_some()))
+            {
+                slot.put(of_operand)?;
+                *grad = relay::mark()?;
+            }
+        }
         Ok(grads)
     }
 }
@@ -302,11 +356,11 @@ impl<K: Kernel> CustomOp1 for Op<K> {
     fn name(&self) -> &'static str {
         K::NAME
     }
-    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.forward(&[(s, l)])
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok(relay::nothing())
     }
-    fn bwd(&self, x: &Tensor, out: &Tensor, dout: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(self.backward(&[x], out, dout)?.swap_remove(0))
+    fn bwd(&self, x: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(self.backward(&[x])?.swap_remove(0))
     }
 }
 
@@ -316,21 +370,21 @@ impl<K: Kernel> CustomOp2 for Op<K> {
     }
     fn cpu_fwd(
         &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.forward(&[(s1, l1), (s2, l2)])
+        Ok(relay::nothing())
     }
     fn bwd(
         &self,
         x: &Tensor,
         y: &Tensor,
-        out: &Tensor,
-        dout: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[x, y], out, dout)?;
+        let mut grads = self.backward(&[x, y])?;
         let dy = grads.pop().flatten();
         Ok((grads.pop().flatten(), dy))
     }
@@ -342,24 +396,24 @@ impl<K: Kernel> CustomOp3 for Op<K> {
     }
     fn cpu_fwd(
         &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.forward(&[(s1, l1), (s2, l2), (s3, l3)])
+        Ok(relay::nothing())
     }
     fn bwd(
         &self,
         x: &Tensor,
         y: &Tensor,
         z: &Tensor,
-        out: &Tensor,
-        dout: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[x, y, z], out, dout)?;
+        let mut grads = self.backward(&[x, y, z])?;
         let (dz, dy) = (grads.pop().flatten(), grads.pop().flatten());
         Ok((grads.pop().flatten(), dy, dz))
     }

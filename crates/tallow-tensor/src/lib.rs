@@ -34,6 +34,7 @@ pub mod layers;
 pub mod ops;
 mod params;
 pub mod pass;
+mod relay;
 
 pub use error::{Error, Result};
 pub use params::{Params, is_buffer, missing_gradients};

@@ -25,13 +25,7 @@ impl Binary {
             ensure!(path.is_file(), "--binary `{}` is no file", path.display());
             return Ok(Self { path: path.to_path_buf(), folder });
         }
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--release", "--quiet", "--package", "tallow-cli"])
-            .status()?;
-        ensure!(status.success(), "cargo build --release --package tallow-cli: {status}");
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
-        let name = format!("tallow{}", std::env::consts::EXE_SUFFIX);
-        Ok(Self { path: target.join("release").join(name), folder })
+        Ok(Self { path: built("tallow-cli", "tallow")?, folder })
     }
 
     /// One run, and what it reported.
@@ -70,6 +64,18 @@ impl Binary {
         Ok(serde_json::from_str(&text[start..])?)
     }
 
+    /// What `tallow WORDS --json` prints.
+    /// # Errors
+    /// What it complained about.
+    pub(super) fn json(&self, words: &[&str], settings: &[String]) -> Result<Value> {
+        let mut command = Command::new(&self.path);
+        command.args(words).arg("--json");
+        settings.iter().for_each(|setting| {
+            command.args(["--set", setting]);
+        });
+        Ok(serde_json::from_slice(&output_of(&mut command)?.stdout)?)
+    }
+
     fn command(&self, verb: &str, settings: &[String], budget: Option<&str>) -> Command {
         let mut command = Command::new(&self.path);
         command.arg(verb);
@@ -82,6 +88,18 @@ impl Binary {
         });
         command
     }
+}
+
+/// Where the release binary `name` of `package` is, after it has been built.
+/// # Errors
+/// How the build ended.
+pub(super) fn built(package: &str, name: &str) -> Result<PathBuf> {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--release", "--quiet", "--package", package, "--bin", name])
+        .status()?;
+    ensure!(status.success(), "cargo build --release --package {package}: {status}");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    Ok(target.join("release").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// The mean loss of every update.

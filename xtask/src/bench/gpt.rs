@@ -81,7 +81,7 @@ impl Sizes {
             "model": "gpt", "vocab": vocab, "dim": dim, "layers": layers, "heads": heads,
             "context": context, "batch": batch, "size": tokens, "steps": steps,
         });
-        Work { bench: "gpt", settings: self.settings(steps), torch }
+        Work { bench: "gpt", settings: self.settings(steps), torch, candle: Some("candle_gpt") }
     }
 }
 

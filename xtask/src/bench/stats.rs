@@ -12,6 +12,11 @@ pub(super) fn median(numbers: &[f64]) -> Option<f64> {
     }
 }
 
+/// `None` of none.
+pub(super) fn mean(numbers: &[f64]) -> Option<f64> {
+    if numbers.is_empty() { None } else { Some(numbers.iter().sum::<f64>() / numbers.len() as f64) }
+}
+
 /// The largest of `numbers`, 0 of none.
 pub(super) fn largest(numbers: &[f64]) -> f64 {
     numbers.iter().copied().fold(0.0, f64::max)
@@ -52,6 +57,7 @@ mod tests {
         ] {
             assert_eq!(median(numbers), middle, "{numbers:?}");
         }
+        assert_eq!((mean(&[1.0, 4.0]), mean(&[])), (Some(2.5), None));
         assert_eq!(largest(&[2.0, 5.0, 1.0]), 5.0);
         assert_eq!(largest(&[]), 0.0);
     }

@@ -96,15 +96,18 @@ fn range(binary: &Binary, case: &Case) -> Result<(u64, u64)> {
             // Refused before anything was priced: a little more, then.
             Some(weights) if weights >= hopeless => hopeless = weights + 1,
             _ => {
-                let least = number_after(&text, "the smallest needs ");
+                let least = number_after(&text, SMALLEST);
                 return Ok((least.with_context(|| text.clone())?, most));
             }
         }
     }
 }
 
+/// What stands before the least bytes in the planner's complaint that nothing fits.
+pub(super) const SMALLEST: &str = "the smallest needs ";
+
 /// A number in the planner's complaint that nothing fits.
-fn number_after(complaint: &str, words: &str) -> Option<u64> {
+pub(super) fn number_after(complaint: &str, words: &str) -> Option<u64> {
     let (_, rest) = complaint.split_once(words)?;
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     rest[..end].parse().ok()
@@ -293,7 +296,7 @@ mod tests {
             ("the smallest needs 12", Some(12)),
             ("no such file", None),
         ] {
-            assert_eq!(number_after(text, "the smallest needs "), bytes, "{text}");
+            assert_eq!(number_after(text, SMALLEST), bytes, "{text}");
         }
     }
 

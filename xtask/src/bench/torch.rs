@@ -9,6 +9,7 @@ use std::{
 };
 
 const SCRIPT: &str = include_str!("../../python/torch_step.py");
+const READ_SCRIPT: &str = include_str!("../../python/torch_data.py");
 
 /// A Python that has torch.
 pub(super) struct Torch {
@@ -26,18 +27,38 @@ impl Torch {
         Ok(Self { python: python.to_path_buf() })
     }
 
+    /// A process of `script` with as many threads. Its allocator keeps what it has, so that a result
+    /// taken anew is not paid for with page faults.
+    pub(super) fn command(&self, script: &str, n_threads: &Value) -> Command {
+        let mut command = Command::new(&self.python);
+        command.args(["-u", "-c", script]).env("OMP_NUM_THREADS", n_threads.to_string());
+        command.env("MALLOC_MMAP_MAX_", "0").env("MALLOC_TRIM_THRESHOLD_", "-1");
+        command
+    }
+
     /// A few steps of `work` in `modes`, as the script reports them.
     /// # Errors
     /// What it complained about.
     pub(super) fn train(&self, work: &Value, modes: &[&str]) -> Result<Value> {
         let mut work = work.clone();
         work["modes"] = json!(modes);
-        let mut command = Command::new(&self.python);
-        let output = output_of(command.args(["-c", SCRIPT, &work.to_string()]))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let line = text.trim().lines().last().context("torch printed nothing")?;
-        let mut report: Value = serde_json::from_str(line).with_context(|| line.to_string())?;
+        let mut report = self.report(SCRIPT, &work)?;
         report["precision"] = json!(if modes.contains(&"bf16") { "bf16" } else { "f32" });
         Ok(report)
+    }
+
+    /// An epoch of the files in `work`, as the script reports it.
+    /// # Errors
+    /// What it complained about.
+    pub(super) fn read(&self, work: &Value) -> Result<Value> {
+        self.report(READ_SCRIPT, work)
+    }
+
+    fn report(&self, script: &str, work: &Value) -> Result<Value> {
+        let mut command = Command::new(&self.python);
+        let output = output_of(command.args(["-c", script, &work.to_string()]))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let line = text.trim().lines().last().context("torch printed nothing")?;
+        serde_json::from_str(line).with_context(|| line.to_string())
     }
 }

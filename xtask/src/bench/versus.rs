@@ -2,14 +2,14 @@
 
 use super::{
     Common, Lines,
-    binary::Binary,
+    binary::{Binary, built, output_of},
     owned,
     stats::{cell, largest, median, mib},
     torch::Torch,
 };
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 /// One way to do the work.
 pub(super) enum Mode {
@@ -17,9 +17,11 @@ pub(super) enum Mode {
     Tallow(String, Vec<String>, Option<String>),
     /// PyTorch's: a name, and what the script calls it.
     Torch(&'static str, &'static [&'static str]),
+    /// Plain candle's, by a binary of `benches`.
+    Candle(&'static str),
 }
 
-use Mode::{Tallow, Torch as Peer};
+use Mode::{Candle, Tallow, Torch as Peer};
 
 /// What all others are compared with.
 const BASELINE: &str = "PyTorch fp32";
@@ -28,10 +30,11 @@ const BASELINE: &str = "PyTorch fp32";
 const PLAIN: &str = "f32";
 
 /// PyTorch's modes.
-const PEERS: [Mode; 4] = [
+const PEERS: [Mode; 5] = [
     Peer(BASELINE, &["fp32"]),
     Peer("PyTorch bf16", &["bf16"]),
     Peer("PyTorch bf16, accumulate 4", &["bf16", "accum4"]),
+    Peer("PyTorch bf16, checkpoint", &["bf16", "ckpt"]),
     Peer("PyTorch fp32, checkpoint", &["fp32", "ckpt"]),
 ];
 
@@ -43,6 +46,8 @@ pub(super) struct Work {
     pub(super) settings: Vec<String>,
     /// As the script's argument.
     pub(super) torch: Value,
+    /// The binary of `benches` that takes the same argument, where plain candle can do the work.
+    pub(super) candle: Option<&'static str>,
 }
 
 /// The settings of `steps` updates on `batch` made-up samples each.
@@ -81,7 +86,8 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
     ensure!(plan.rounds > 0, "--rounds is 0, a median needs 1 at least");
     let (binary, mut lines) = plan.common.open()?;
     let torch = Torch::of(plan.python);
-    let peers = if torch.is_ok() { Vec::from(PEERS) } else { Vec::new() };
+    let mut peers = if torch.is_ok() { Vec::from(PEERS) } else { Vec::new() };
+    peers.extend(work.candle.map(Candle));
     let mut entries: Vec<Entry> =
         wanted(in_turns(modes, peers), plan.only).into_iter().map(Entry::new).collect();
     ensure!(!entries.is_empty(), "--only {:?} is in no mode's name", plan.only);
@@ -126,6 +132,7 @@ impl Mode {
         match self {
             Tallow(name, ..) => name,
             Peer(name, _) => name,
+            Candle(_) => "plain candle f32",
         }
     }
 }
@@ -181,6 +188,7 @@ impl Entry {
                 binary.train(&settings, budget.as_deref())
             }
             (Peer(_, modes), Some(torch)) => torch.train(&work.torch, modes),
+            (Candle(binary), _) => candle(binary, &work.torch),
             (Peer(..), None) => return Ok(()),
         };
         match result {
@@ -233,6 +241,12 @@ impl Entry {
             cell(self.off(plain).map(|off| 100.0 * off), 3),
         )
     }
+}
+
+/// The work in plain candle.
+fn candle(binary: &str, work: &Value) -> Result<Value> {
+    let output = output_of(Command::new(built("tallow-bench", binary)?).arg(work.to_string()))?;
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 fn table(entries: &[Entry], has_torch: bool) -> String {

@@ -1,5 +1,7 @@
 //! Every key of the configuration: what it is, and what it is for.
 
+use super::files::FORMAT_NAMES;
+
 /// What may stand behind a key.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
@@ -9,6 +11,8 @@ pub(super) enum Kind {
     Flag,
     Text,
     Texts,
+    /// Names, and a text for each.
+    Named,
     /// Two whole numbers.
     Size,
     /// A number of bytes, or a text with a unit.
@@ -150,7 +154,7 @@ pub(super) const KEYS: &[Key] = {
             "source",
             Text,
             "",
-            "\"digits\" (embedded), \"synthetic\", or a path: a folder with an IDX image file and an IDX label file,\na folder with a folder of images for each class, a file of tokens or text.",
+            "\"digits\" (embedded), \"synthetic\", or where samples lie: a folder with an IDX image file and an IDX label file,\na folder with a folder of images for each class, a file, a folder of shards, a range such as a-{00..09}.tar;\na path, or an address: s3://, gs://, az://, http(s)://.",
         ),
         key(
             "data",
@@ -160,20 +164,26 @@ pub(super) const KEYS: &[Key] = {
             "Samples judged by, the last of the set. 1000 of the digits, elsewhere a tenth.",
         ),
         key("data", "n_samples", Whole(1), "1024", "Samples made up. synthetic."),
-        key("data", "n_classes", Whole(2), "1000", "Their classes. synthetic images."),
+        key(
+            "data",
+            "n_classes",
+            Whole(2),
+            "1000",
+            "Classes of images; every label is read once if not given. synthetic, all formats but images.",
+        ),
         key(
             "data",
             "image_size",
             Size,
             "[224, 224]",
-            "Height and width, to which images are scaled and cut. synthetic, folders of images.",
+            "Height and width, to which images are scaled and cut. synthetic, images.",
         ),
         key(
             "data",
             "augment",
             Flag,
             "false",
-            "Whether images are cropped and flipped by chance while training. Folders of images.",
+            "Whether images are cropped and flipped by chance while training.",
         ),
         key(
             "data",
@@ -193,9 +203,54 @@ pub(super) const KEYS: &[Key] = {
         key(
             "data",
             "format",
-            Words(&["bytes", "u16", "u32", "npy"]),
+            Words(&FORMAT_NAMES),
             "\"bytes\"",
-            "What a file of tokens holds; by its name if not given: .npy, .bin (u16), else bytes.",
+            "What kind of file; by its name if not given: .bin is u16, what has no known ending bytes.",
+        ),
+        key(
+            "data",
+            "image_column",
+            Text,
+            "\"image\"",
+            "Column, tensor or member with the image, if not of the usual name. tar, parquet, csv, tsv, safetensors.",
+        ),
+        key("data", "label_column", Text, "\"label\"", "That with the class."),
+        key(
+            "data",
+            "text_column",
+            Text,
+            "\"text\"",
+            "Column, field or member with the text, tensor with the tokens. tar, parquet, csv, tsv, jsonl, safetensors.",
+        ),
+        key("data", "labels", Text, "\"labels.npy\"", "A file of the images' classes. npy."),
+        key(
+            "data",
+            "tokenizer",
+            Text,
+            "\"tokenizer.json\"",
+            "What makes tokens of texts, once, into a file in cache_dir. text, tar, parquet, csv, tsv, jsonl.",
+        ),
+        key(
+            "data",
+            "separator",
+            Text,
+            "\"</s>\"",
+            "The token after each text, \"\" for none; the tokenizer's end of text if not given.",
+        ),
+        key(
+            "data",
+            "cache_dir",
+            Text,
+            "\"runs/cache\"",
+            "Where blocks of stores and tokens of texts are kept.",
+        ),
+        key("data", "cache_bytes", Bytes, "\"8GiB\"", "The most bytes of such blocks. Stores."),
+        key(
+            "data",
+            "store",
+            Named,
+            "{ aws_region = \"eu-central-1\" }",
+            "Options of the store; secrets belong into the environment.",
         ),
         key(
             "data",

@@ -3,32 +3,34 @@
 //! Without a budget every choice is made: by the file, or by a default. With one, what the file
 //! leaves open is the planner's: precision, micro-batch, recomputation, optimizer state.
 
+mod data;
 mod effective;
 mod files;
 mod keys;
 mod memory;
-mod model;
 mod network;
 mod optimizer;
 mod precision;
 mod schema;
+mod source;
 mod weights;
 
 pub(crate) use effective::Choice;
-pub(crate) use model::Opened;
-use model::Source;
+pub(crate) use files::{Format, Spent};
 pub(crate) use network::{Model, Shape as DataShape};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
+pub(crate) use source::Opened;
 
 use anyhow::{Context, Result, ensure};
+use data::DataSection;
 use memory::{Memory, MemorySection};
-use model::DataSection;
 use network::ModelSection;
 use optimizer::{OptimizerSection, State};
 use precision::{Compute, PrecisionSection};
 use serde::Deserialize;
-use std::path::Path;
+use source::Source;
+use std::path::{Path, PathBuf};
 use tallow_train::{
     BatchSplit, Gradients,
     accum::Clip,
@@ -244,19 +246,27 @@ pub(crate) fn schema() -> Result<serde_json::Value> {
     Ok(schema::schema(&load(None, &[], None)?.effective(None)))
 }
 
-/// The network of the run whose values in force are in `path`, its seed, and whether its tokens are
-/// bytes.
+/// What made the tokens that a run learnt.
+pub(crate) enum Tokenized {
+    /// Each byte is one.
+    Bytes,
+    /// A `tokenizer.json`.
+    By(PathBuf),
+    /// Something before the run.
+    Unknown,
+}
+
+/// The network of the run whose values in force are in `path`, its seed, and what made its tokens.
 ///
 /// # Errors
 /// If the file cannot be read.
-pub(crate) fn network_of(path: &Path) -> Result<(Model, u64, bool)> {
+pub(crate) fn network_of(path: &Path) -> Result<(Model, u64, Tokenized)> {
     let mut table = read(path)?;
-    let data = table.get("data").and_then(|data| data.get("format"));
-    let is_text = data.and_then(toml::Value::as_str) == Some("bytes");
     let train: Train = section(&mut table, "train")?;
     let model: ModelSection = section(&mut table, "model")?;
+    let data: DataSection = section(&mut table, "data")?;
     let seed = train.seed.unwrap_or(0);
-    Ok((model.checked(is_text, seed)?, seed, is_text))
+    Ok((model.checked(&data, seed)?, seed, data.tokenized()))
 }
 
 /// The network of published weights: its configuration lies beside them.
@@ -264,7 +274,7 @@ pub(crate) fn network_of(path: &Path) -> Result<(Model, u64, bool)> {
 /// # Errors
 /// If they cannot be read, or nothing says which network they are of.
 pub(crate) fn network_of_weights(path: &Path) -> Result<Model> {
-    let model = ModelSection::of_weights(path).checked(false, 0)?;
+    let model = ModelSection::of_weights(path).checked(&DataSection::default(), 0)?;
     let weights = model.weights.as_ref().and_then(|weights| weights.model_type());
     ensure!(weights.is_some(), "`{}`: no config.json beside it names a network", path.display());
     Ok(model)
@@ -298,7 +308,7 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         );
     }
     let seed = train.seed.unwrap_or(0);
-    let (model, source) = model::checked(model, data, seed)?;
+    let (model, source) = data::checked(model, data, seed)?;
     if let Some(budget) = budget {
         let weights = model.weights_bytes();
         ensure!(

@@ -1,6 +1,6 @@
 //! Section `model`: which network, where it starts from, and what of it is trained.
 
-use super::weights::Weights;
+use super::{data::DataSection, weights::Weights};
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::Device;
 use candle_nn::VarBuilder;
@@ -278,10 +278,10 @@ impl ModelSection {
         Self { weights: Some(path.to_path_buf()), ..Self::default() }
     }
 
-    /// What the section means; `is_text` where tokens are bytes.
+    /// What the section means; `data` may say how many tokens there are.
     /// # Errors
     /// If a size is out of its range, does not go with the others, or the network has none such.
-    pub(super) fn checked(&self, is_text: bool, seed: u64) -> Result<Model> {
+    pub(super) fn checked(&self, data: &DataSection, seed: u64) -> Result<Model> {
         let weights = self.weights.as_deref().map(Weights::open).transpose();
         let weights = weights.context("model.weights")?;
         let name = match (&self.name, &weights) {
@@ -289,7 +289,7 @@ impl ModelSection {
             (None, Some(weights)) => weights.model_type().unwrap_or("resnet-digits"),
             (None, None) => "resnet-digits",
         };
-        let network = self.network(name, weights.as_ref(), is_text, seed)?;
+        let network = self.network(name, weights.as_ref(), data, seed)?;
         self.only_has(&network)?;
         let n_params = network.n_params() as f64;
         ensure!(
@@ -304,28 +304,29 @@ impl ModelSection {
         &self,
         name: &str,
         weights: Option<&Weights>,
-        is_text: bool,
+        data: &DataSection,
         seed: u64,
     ) -> Result<Network> {
         let of_file = weights.and_then(Weights::config);
-        let bytes = is_text.then_some(super::model::N_BYTES);
         Ok(match name {
             "resnet-digits" => Network::ResNet(ResNetKind::Digits),
             "resnet18" => Network::ResNet(ResNetKind::ResNet18),
             "resnet50" => Network::ResNet(ResNetKind::ResNet50),
             "gpt2" => {
                 let small = Gpt2Config::small();
-                let small = Gpt2Config { vocab: bytes.unwrap_or(small.vocab), ..small };
-                let start =
-                    of_file.map(Gpt2Config::from_hf).transpose().context("model.weights")?;
-                Network::Gpt2(self.gpt2(&start.unwrap_or(small), of_file.is_some(), seed)?)
+                let start = match of_file {
+                    Some(file) => Gpt2Config::from_hf(file).context("model.weights")?,
+                    None => Gpt2Config { vocab: self.vocab(data, small.vocab)?, ..small },
+                };
+                Network::Gpt2(self.gpt2(&start, of_file.is_some(), seed)?)
             }
             "llama" => {
                 let small = LlamaConfig::small();
-                let small = LlamaConfig { vocab: bytes.unwrap_or(small.vocab), ..small };
-                let start = of_file.map(LlamaConfig::from_hf).transpose();
-                let start = start.context("model.weights")?;
-                Network::Llama(self.llama(&start.unwrap_or(small), of_file.is_some())?)
+                let start = match of_file {
+                    Some(file) => LlamaConfig::from_hf(file).context("model.weights")?,
+                    None => LlamaConfig { vocab: self.vocab(data, small.vocab)?, ..small },
+                };
+                Network::Llama(self.llama(&start, of_file.is_some())?)
             }
             "vit" => {
                 let start = of_file.map(VitConfig::from_hf).transpose().context("model.weights")?;
@@ -335,6 +336,14 @@ impl ModelSection {
             }
             _ => bail!("model.name `{name}` is unknown; there are {MODELS}"),
         })
+    }
+
+    /// As given, or as the data say, or else `small`.
+    fn vocab(&self, data: &DataSection, small: usize) -> Result<usize> {
+        match self.vocab {
+            Some(vocab) => Ok(vocab),
+            None => Ok(data.vocab()?.unwrap_or(small)),
+        }
     }
 
     fn gpt2(&self, start: &Gpt2Config, is_of_file: bool, seed: u64) -> Result<Gpt2Config> {

@@ -91,6 +91,9 @@ impl Kind {
             Kind::Flag => json!({ "type": "boolean" }),
             Kind::Text => json!({ "type": "string" }),
             Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+            Kind::Named => {
+                json!({ "type": "object", "additionalProperties": { "type": "string" } })
+            }
             Kind::Size => json!({
                 "type": "array",
                 "items": { "type": "integer", "minimum": 1 },
@@ -113,7 +116,7 @@ impl Kind {
 mod tests {
     use super::super::{
         CheckpointSection, MemorySection, ModelSection, OptimizerSection, PrecisionSection, Train,
-        load, model::DataSection, section,
+        data::DataSection, load, section,
     };
     use super::*;
     use serde::Deserialize;
@@ -192,6 +195,29 @@ mod tests {
             &["memory.budget=1GiB", "memory.forbid=[\"recompute\", \"bf16\"]"],
             &["memory.recompute=every:2", "memory.saved_inputs=bf16", "checkpoint.every=7"],
             &["data.source=synthetic", "data.image_size=[8, 9]", "train.micro_batch=auto"],
+            &[
+                "data.source=https://host/a-{00..09}.tar",
+                "data.n_classes=5",
+                "data.image_column=jpg",
+                "data.label_column=kind",
+                "data.augment=true",
+                "data.on_corrupt=skip",
+                "data.prefetch_bytes=4096",
+                "data.cache_dir=here",
+                "data.cache_bytes=8192",
+                "data.store={ aws_region = \"x\" }",
+            ],
+            &["data.source=https://host/x", "data.format=npy", "data.labels=y.npy"],
+            &[
+                "model.name=llama",
+                "model.vocab=300",
+                "data.source=https://host/",
+                "data.format=jsonl",
+                "data.tokenizer=t.json",
+                "data.separator=",
+                "data.text_column=body",
+                "data.seq_tokens=8",
+            ],
         ] {
             let settings: Vec<String> = settings.iter().map(|text| text.to_string()).collect();
             let config = load(None, &settings, None).unwrap();

@@ -1,6 +1,9 @@
 use super::input::Input;
 use crate::{error::Result, source::Source};
-use std::io::{self, Read};
+use std::{
+    io::{self, Read},
+    sync::Arc,
+};
 use tar::Archive;
 
 const BLOCK_BYTES: u64 = 512;
@@ -37,7 +40,9 @@ struct Extent {
 #[derive(Clone, Debug)]
 pub struct TarShard {
     input: Input,
-    extents: Vec<Extent>,
+    extents: Arc<[Extent]>,
+    /// Endings of the members that are read; `None`: all.
+    only: Option<Arc<[String]>>,
 }
 
 impl TarShard {
@@ -47,11 +52,17 @@ impl TarShard {
     pub fn open(input: Input, required: &[&str]) -> Result<Self> {
         let mut scan = Scan::new(&input, required);
         scan.run()?;
-        let mut extents = scan.extents;
-        extents.shrink_to_fit();
-        let shard = Self { input, extents };
+        let extents = scan.extents.into();
+        let shard = Self { input, extents, only: None };
         shard.check_keys()?;
         Ok(shard)
+    }
+
+    /// The same samples, of which only members with these endings are read. Shares what is held.
+    #[must_use]
+    pub fn only(&self, endings: &[&str]) -> Self {
+        let only = endings.iter().map(|ending| (*ending).to_owned()).collect();
+        Self { only: Some(only), ..self.clone() }
     }
 
     /// Bytes held: 24 for each sample.
@@ -115,9 +126,12 @@ impl Source for TarShard {
             let Some((key, ending)) = split(&entry.path_bytes()).filter(|_| is_file(&entry)) else {
                 continue;
             };
+            sample.key = key;
+            if self.only.as_ref().is_some_and(|only| !only.contains(&ending)) {
+                continue;
+            }
             // The scan has seen that the member lies within the file.
             let bytes = self.input.read_vec(start + entry.raw_file_position(), entry.size())?;
-            sample.key = key;
             sample.members.push((ending, bytes));
         }
         Ok(sample)

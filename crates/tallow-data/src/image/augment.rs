@@ -68,6 +68,9 @@ pub fn apply(changes: &[Augment], image: Image, key: u64) -> Result<Image> {
     changes.iter().zip(0..).try_fold(image, |image, (change, place)| {
         let mut draws = Draws::new(key, place);
         match *change {
+            Augment::Resize { size, .. } | Augment::CenterCrop { size } if size == image.size() => {
+                Ok(image)
+            }
             Augment::Resize { size, filter } => {
                 resize(&image, Region::whole(image.size()), size, filter)
             }

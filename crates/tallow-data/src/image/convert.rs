@@ -7,6 +7,8 @@ pub enum Channels {
     Rgb,
     /// Red, green, blue and opacity.
     Rgba,
+    /// Red, green, blue and a byte without meaning: what is decoded and scaled fastest.
+    Rgbx,
 }
 
 impl Channels {
@@ -15,7 +17,7 @@ impl Channels {
         match self {
             Self::Grey => 1,
             Self::Rgb => 3,
-            Self::Rgba => 4,
+            Self::Rgba | Self::Rgbx => 4,
         }
     }
 }
@@ -46,7 +48,7 @@ pub(super) fn convert(pixels: Vec<u8>, n_from: usize, to: Channels) -> Vec<u8> {
             Channels::Grey if n_from <= 2 => out.push(rgb[0]),
             Channels::Grey => out.push(luma(rgb)),
             Channels::Rgb => out.extend(rgb),
-            Channels::Rgba => out.extend([rgb[0], rgb[1], rgb[2], opacity]),
+            Channels::Rgba | Channels::Rgbx => out.extend([rgb[0], rgb[1], rgb[2], opacity]),
         }
     }
     out

@@ -1,6 +1,7 @@
 use super::{
     Image,
     convert::{Channels, convert, narrow},
+    orient::Orientation,
 };
 use crate::error::{Error, Result};
 use std::{
@@ -73,11 +74,31 @@ pub const fn decode_bytes(n_pixels: u64, file_bytes: u64) -> u64 {
     20 * n_pixels + 4 * file_bytes + (1 << 20)
 }
 
+/// Most bytes that [`decode`] holds at once for the file `content`, the result included, by its header:
+/// less than [`decode_bytes`] knows of every file.
+/// # Errors
+/// Those of [`probe`].
+pub fn decoding_bytes(name: &Path, content: &[u8], options: &Decode) -> Result<u64> {
+    let (format, [height, width]) = probe(name, content, options)?;
+    let (n_pixels, file_bytes) = (height as u64 * width as u64, content.len() as u64);
+    if format != Format::Jpeg {
+        return Ok(decode_bytes(n_pixels, file_bytes));
+    }
+    // Colours, and these as other channels or turned; coefficients of up to four components; rows.
+    let copies = 4 + 4;
+    let coefficients = if is_progressive(content) { 8 } else { 0 };
+    let rows = ROWS_BYTES * height.max(width) as u64;
+    Ok((copies + coefficients) * n_pixels + rows + file_bytes + (1 << 16))
+}
+
+/// Bytes for each column in the rows that a JPEG decoder works on.
+const ROWS_BYTES: u64 = 512;
+
 /// Decodes the JPEG, PNG or WebP file `content`; errors call it `name`.
 ///
 /// Samples of 16 bits are scaled to 8, grey and colour become each other by BT.601, opacity is
-/// dropped unless it is asked for. Of an animation it is the first picture. An orientation in the
-/// metadata is not applied. Holds [`decode_bytes`].
+/// dropped unless it is asked for. Of an animation it is the first picture. The orientation in EXIF
+/// metadata is applied: the picture is as it was seen. Holds [`decode_bytes`].
 /// # Errors
 /// If it is none of these, is damaged or cut short, or has more pixels than allowed.
 pub fn decode(name: &Path, content: &[u8], options: &Decode) -> Result<Image> {
@@ -91,7 +112,7 @@ pub fn decode(name: &Path, content: &[u8], options: &Decode) -> Result<Image> {
     .unwrap_or_else(|_| Err(file.corrupt("the decoder could not cope with it")))
 }
 
-/// The format and size `[H, W]` that the header of `content` states; no pixel is decoded.
+/// The format of `content` and the size `[H, W]` that it decodes to, by its header; no pixel is decoded.
 /// # Errors
 /// Those of [`decode`] that the header shows.
 pub fn probe(name: &Path, content: &[u8], options: &Decode) -> Result<(Format, [usize; 2])> {
@@ -99,9 +120,18 @@ pub fn probe(name: &Path, content: &[u8], options: &Decode) -> Result<(Format, [
     catch_unwind(AssertUnwindSafe(|| {
         let format = file.format()?;
         let size = match format {
-            Format::Jpeg => file.jpeg_header()?.1,
-            Format::Png => file.png_header()?.1,
-            Format::Webp => file.webp_header()?.1,
+            Format::Jpeg => {
+                let (decoder, size) = file.jpeg_header()?;
+                jpeg_orientation(&decoder).size(size)
+            }
+            Format::Png => {
+                let (reader, size) = file.png_header()?;
+                png_orientation(&reader).size(size)
+            }
+            Format::Webp => {
+                let (mut decoder, size) = file.webp_header()?;
+                webp_orientation(&mut decoder).size(size)
+            }
         };
         Ok((format, size))
     }))
@@ -155,6 +185,11 @@ impl<'a> File<'a> {
         const SIDE: usize = u16::MAX as usize;
         let options = DecoderOptions::default().set_strict_mode(true);
         let options = options.set_max_width(SIDE).set_max_height(SIDE);
+        // How colours are written is settled while the header is read, whatever is asked for later.
+        let options = match self.options.channels.count() {
+            4 => options.jpeg_set_out_colorspace(ColorSpace::RGBA),
+            _ => options,
+        };
         let mut decoder = JpegDecoder::new_with_options(ZCursor::new(self.content), options);
         decoder.decode_headers().map_err(|error| self.corrupt(format!("JPEG: {error:?}")))?;
         let info = decoder.info().ok_or_else(|| self.corrupt("JPEG: no header"))?;
@@ -168,15 +203,18 @@ impl<'a> File<'a> {
             return Err(self.corrupt("JPEG: cut short, there is no end mark after the scans"));
         }
         let is_grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
-        let (space, n_channels) =
-            if is_grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
+        let (space, n_channels) = match self.options.channels {
+            _ if is_grey => (ColorSpace::Luma, 1),
+            Channels::Rgba | Channels::Rgbx => (ColorSpace::RGBA, 4),
+            Channels::Grey | Channels::Rgb => (ColorSpace::RGB, 3),
+        };
         let options = DecoderOptions::default().set_strict_mode(true);
         decoder.set_options(options.jpeg_set_out_colorspace(space));
         let mut pixels = vec![0; size[0] * size[1] * n_channels];
         decoder
             .decode_into(&mut pixels)
             .map_err(|error| self.corrupt(format!("JPEG: {error:?}")))?;
-        self.image(size, n_channels, pixels)
+        Ok(jpeg_orientation(&decoder).upright(self.image(size, n_channels, pixels)?))
     }
 
     fn png_header(&self) -> Result<(Png<'a>, [usize; 2])> {
@@ -204,7 +242,8 @@ impl<'a> File<'a> {
         if frame.bit_depth == png::BitDepth::Sixteen {
             pixels = narrow(&pixels);
         }
-        self.image(size, frame.color_type.samples(), pixels)
+        let image = self.image(size, frame.color_type.samples(), pixels)?;
+        Ok(png_orientation(&reader).upright(image))
     }
 
     fn webp_header(&self) -> Result<(Webp<'a>, [usize; 2])> {
@@ -221,20 +260,43 @@ impl<'a> File<'a> {
         let n_channels = if decoder.has_alpha() { 4 } else { 3 };
         let mut pixels = vec![0; size[0] * size[1] * n_channels];
         decoder.read_image(&mut pixels).map_err(|error| self.corrupt(format!("WebP: {error}")))?;
-        self.image(size, n_channels, pixels)
+        Ok(webp_orientation(&mut decoder).upright(self.image(size, n_channels, pixels)?))
     }
+}
+
+fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
+    Orientation::of(decoder.exif().map(Vec::as_slice))
+}
+
+fn png_orientation(reader: &Png<'_>) -> Orientation {
+    Orientation::of(reader.info().exif_metadata.as_deref())
+}
+
+/// Metadata that cannot be read say nothing: the picture is whole.
+fn webp_orientation(decoder: &mut Webp<'_>) -> Orientation {
+    Orientation::of(decoder.exif_metadata().ok().flatten().as_deref())
 }
 
 /// Whether a JPEG lacks its end mark: the decoder takes the last bits of a picture for zeros where
 /// they are missing, and says nothing.
 fn is_cut(content: &[u8]) -> bool {
+    // Within a scan 0xff is never followed by 0xd9; a thumbnail's end mark is before it.
+    let scan = segments(content).find(|(marker, _)| *marker == 0xda);
+    scan.is_some_and(|(_, at)| !content[at..].windows(2).any(|pair| pair == [0xff, 0xd9]))
+}
+
+/// Whether a JPEG comes in several scans, whose coefficients wait for each other.
+fn is_progressive(content: &[u8]) -> bool {
+    segments(content).take_while(|(marker, _)| *marker != 0xda).any(|(marker, _)| marker == 0xc2)
+}
+
+/// Markers of a JPEG up to its first scan, and where they are.
+fn segments(content: &[u8]) -> impl Iterator<Item = (u8, usize)> {
     let mut at = 2;
-    while let Some([0xff, marker, high, low]) = content.get(at..at + 4) {
-        if *marker == 0xda {
-            // Within a scan 0xff is never followed by 0xd9; a thumbnail's end mark is before it.
-            return !content[at..].windows(2).any(|pair| pair == [0xff, 0xd9]);
-        }
+    std::iter::from_fn(move || {
+        let Some([0xff, marker, high, low]) = content.get(at..at + 4) else { return None };
+        let here = at;
         at += 2 + usize::from(u16::from_be_bytes([*high, *low]));
-    }
-    false
+        Some((*marker, here))
+    })
 }

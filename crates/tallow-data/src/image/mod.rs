@@ -18,16 +18,18 @@ mod convert;
 mod decode;
 mod key;
 mod normalise;
+mod orient;
 mod resize;
 pub use self::{
     augment::{Augment, apply},
     convert::Channels,
-    decode::{Decode, Format, decode, decode_bytes, probe},
+    decode::{Decode, Format, decode, decode_bytes, decoding_bytes, probe},
     key::sample_key,
     normalise::Normalise,
     resize::{Filter, Region, resize},
 };
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 
 // H height · W width · C channels
 /// Pixels `[H, W, C]`, a byte each, 0 to 255.
@@ -76,6 +78,12 @@ impl Image {
         self.pixels
     }
 
+    /// The same picture of other channels. Holds both, unless they are as many.
+    pub fn with_channels(self, channels: Channels) -> Self {
+        let pixels = convert::convert(self.pixels, self.channels.count(), channels);
+        Self { channels, pixels, ..self }
+    }
+
     fn row_bytes(&self) -> usize {
         self.size[1] * self.channels.count()
     }
@@ -93,12 +101,15 @@ pub fn encode_png(image: &Image) -> Result<Vec<u8>> {
     let mut encoder = png::Encoder::new(&mut content, width, height);
     encoder.set_color(match image.channels {
         Channels::Grey => png::ColorType::Grayscale,
-        Channels::Rgb => png::ColorType::Rgb,
+        Channels::Rgb | Channels::Rgbx => png::ColorType::Rgb,
         Channels::Rgba => png::ColorType::Rgba,
     });
-    let write = |encoder: png::Encoder<'_, &mut Vec<u8>>| {
-        encoder.write_header()?.write_image_data(&image.pixels)
+    let pixels = match image.channels {
+        Channels::Rgbx => Cow::Owned(image.clone().with_channels(Channels::Rgb).pixels),
+        _ => Cow::Borrowed(&image.pixels[..]),
     };
+    let write =
+        |encoder: png::Encoder<'_, &mut Vec<u8>>| encoder.write_header()?.write_image_data(&pixels);
     write(encoder).map_err(|_| too_large())?;
     Ok(content)
 }

@@ -5,6 +5,7 @@ use fast_image_resize::{
     images::{TypedImage, TypedImageRef},
     pixels::U8x4,
 };
+use std::borrow::Cow;
 
 /// Largest result of a resize: a thin image scaled by its short side could ask for any size.
 const MOST_PIXELS: usize = 1 << 28;
@@ -38,7 +39,7 @@ impl Region {
 }
 
 /// The `region` of `image` in another `size`, `[H, W]`. Holds the result, and the region and the
-/// result in four bytes a pixel.
+/// result in four bytes a pixel unless it is all of an image that has four.
 /// # Errors
 /// If the region is not within the image, or the result has no pixels or more than 2^28.
 pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -> Result<Image> {
@@ -70,8 +71,12 @@ pub fn resize(image: &Image, region: Region, size: [usize; 2], filter: Filter) -
     Image::new(size, image.channels(), without_padding(to, image.channels()))
 }
 
-/// The `region`'s pixels as four bytes each, grey and colour padded.
-fn quads(image: &Image, region: Region) -> Vec<u8> {
+/// The `region`'s pixels as four bytes each, grey and colour padded. A part is copied: what is beside
+/// it must not shine in.
+fn quads(image: &Image, region: Region) -> Cow<'_, [u8]> {
+    if image.channels().count() == 4 && region == Region::whole(image.size()) {
+        return Cow::Borrowed(image.pixels());
+    }
     let n_channels = image.channels().count();
     let mut out = Vec::with_capacity(region.size[0] * region.size[1] * 4);
     let rows = image.pixels().chunks_exact(image.row_bytes());
@@ -84,10 +89,10 @@ fn quads(image: &Image, region: Region) -> Vec<u8> {
                 let (pixels, _) = row.as_chunks::<3>();
                 pixels.iter().for_each(|&[r, g, b]| out.extend([r, g, b, 255]));
             }
-            Channels::Rgba => out.extend_from_slice(row),
+            Channels::Rgba | Channels::Rgbx => out.extend_from_slice(row),
         }
     }
-    out
+    Cow::Owned(out)
 }
 
 fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
@@ -95,7 +100,7 @@ fn without_padding(quads: Vec<u8>, channels: Channels) -> Vec<u8> {
     match channels {
         Channels::Grey => pixels.iter().map(|pixel| pixel[0]).collect(),
         Channels::Rgb => pixels.iter().flat_map(|&[r, g, b, _]| [r, g, b]).collect(),
-        Channels::Rgba => quads,
+        Channels::Rgba | Channels::Rgbx => quads,
     }
 }
 

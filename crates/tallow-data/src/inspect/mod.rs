@@ -3,12 +3,13 @@
 //! Every sample is read once, one at a time. *Memory:* what the source holds, one sample, and the
 //! report, whose lists are bounded.
 
+mod kinds;
 mod open;
 #[cfg(feature = "images")]
 mod sheet;
 #[cfg(feature = "images")]
 pub use self::sheet::{Sheet, contact_sheet};
-use crate::error::Result;
+use crate::{error::Result, source::Source};
 use std::path::Path;
 
 /// Bad samples that are named; the others are counted.
@@ -73,11 +74,51 @@ impl Report {
 
 /// Looks at the file or folder at `path` and reads every sample once.
 ///
-/// A folder is IDX files or images; a file is what its content says, or its ending where content says
-/// nothing (CSV, TSV, JSON lines, text).
+/// A folder is IDX files, images, or shards: the files of the kind of its first, where one that cannot
+/// be opened counts as a bad sample. A file is what its content says, or its ending where content says
+/// nothing (CSV, TSV, JSON lines, text, tokens of 16 bits).
 /// # Errors
 /// If there is nothing, it is no data set that is known, or it is damaged so that no sample can be
 /// told from another.
 pub fn inspect(path: &Path) -> Result<Report> {
     open::report(path)
+}
+
+/// Reads every sample of `source` and lets `look` see it; bad ones are noted.
+fn each<S: Source>(
+    report: &mut Report,
+    source: &S,
+    mut look: impl FnMut(&mut Report, &S::Item) -> Result<()>,
+) {
+    report.n_samples += source.n_samples();
+    for index in 0..source.n_samples() {
+        let outcome = source.get(index).and_then(|sample| look(report, &sample));
+        if let Err(error) = outcome {
+            report.bad(source.name(index), &error);
+        }
+    }
+}
+
+/// The least and the largest of shapes of one rank, each side by itself.
+#[derive(Debug, Default)]
+struct Sizes {
+    least: Vec<u64>,
+    largest: Vec<u64>,
+}
+
+impl Sizes {
+    fn add(&mut self, dims: &[u64]) {
+        if self.least.is_empty() {
+            (self.least, self.largest) = (dims.to_vec(), dims.to_vec());
+        }
+        self.least.iter_mut().zip(dims).for_each(|(least, &dim)| *least = dim.min(*least));
+        self.largest.iter_mut().zip(dims).for_each(|(largest, &dim)| *largest = dim.max(*largest));
+    }
+
+    fn text(&self) -> String {
+        match self.least == self.largest {
+            true => format!("{:?}", self.least),
+            false => format!("{:?} to {:?}", self.least, self.largest),
+        }
+    }
 }

@@ -124,7 +124,7 @@ pub mod images {
         let colour = match image.channels() {
             Channels::Grey => jpeg_encoder::ColorType::Luma,
             Channels::Rgb => jpeg_encoder::ColorType::Rgb,
-            Channels::Rgba => jpeg_encoder::ColorType::Rgba,
+            Channels::Rgba | Channels::Rgbx => jpeg_encoder::ColorType::Rgba,
         };
         let [height, width] = image.size().map(|side| side as u16);
         encoder.encode(image.pixels(), width, height, colour).unwrap();

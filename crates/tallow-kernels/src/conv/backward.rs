@@ -1,7 +1,7 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS,
+    BLOCK_DEPTH, Conv2dShape, Group, MIN_TASKS, block_out,
     planes::Planes,
     product,
     window::{Patches, Transposed, Window},
@@ -10,10 +10,10 @@ use crate::{
     Element, Real,
     gemm::{Dense, Store},
     isa::Isa,
-    micro::MR,
-    pack::Lanes,
+    micro::Packed,
+    pack::{Lanes, Packs, packs_narrow},
     par::{self, Disjoint, tasks},
-    product::{Left, Packed, tile},
+    product::{Left, Whole, tile},
     reduce,
 };
 use rayon::prelude::*;
@@ -37,6 +37,19 @@ pub fn conv2d_backward_input<T: Element>(
     assert_eq!(dx.len(), shape.in_elems(), "conv2d: input gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
+    if packs_narrow::<T>() {
+        input_gradient::<T, T::Narrow>(dx, dout, weight, shape);
+    } else {
+        input_gradient::<T, T::Acc>(dx, dout, weight, shape);
+    }
+}
+
+fn input_gradient<T: Element, P: Packs<T>>(
+    dx: &mut [T],
+    dout: &[T],
+    weight: &[T],
+    shape: &Conv2dShape,
+) {
     let (group_in, group_out) = (shape.group_in(), shape.group_out());
     let mut phases = phases(shape);
     if phases.iter().any(|phase| phase.taps.is_empty()) {
@@ -54,7 +67,7 @@ pub fn conv2d_backward_input<T: Element>(
             let start = (group * group_in * shape.in_pixels(), image_elems);
             let grid = (phase.start, shape.cfg.stride);
             Group {
-                left: Packed::new(&left, group_in, depth),
+                left: Whole::<P>::new(&left, group_in, depth),
                 right: Patches::new(dout, &phase.window, shape.batch, group_out),
                 sink: Planes::new(dst, start, shape.input, &phase.window, grid),
             }
@@ -111,15 +124,18 @@ struct Turned<'a, T> {
     taps: &'a [usize],
 }
 
-impl<T: Element> Left<T::Acc> for Turned<'_, T> {
-    fn pack(&self, _: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
-        let (n, n_taps) = (rows.len(), self.shape.taps());
-        for (dst, p) in dst.chunks_exact_mut(MR).zip(depth) {
+impl<T: Element, P: Packs<T>> Left<P> for Turned<'_, T> {
+    fn pack(&self, _: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
+        let n_taps = self.shape.taps();
+        if rows.len() < P::MR || !depth.len().is_multiple_of(P::STEP) {
+            dst.fill(P::default());
+        }
+        for (at, p) in depth.enumerate() {
             let (o, tap) = (p / self.taps.len(), self.taps[p % self.taps.len()]);
             let w = &self.weight[o * self.shape.depth() + rows.start * n_taps + tap..];
-            let (full, rest) = dst.split_at_mut(n);
-            full.iter_mut().zip(w.iter().step_by(n_taps)).for_each(|(d, w)| *d = w.widen());
-            rest.fill(T::Acc::of(0.0));
+            for (l, &w) in w.iter().step_by(n_taps).take(rows.len()).enumerate() {
+                dst[P::left_place(l, at)] = P::pack_one(w);
+            }
         }
     }
 }
@@ -136,7 +152,20 @@ pub fn conv2d_backward_weight<T: Element>(
     assert_eq!(dweight.len(), shape.weight_elems(), "conv2d: weight gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
-    let (plan, window) = (WeightPlan::new(shape), shape.window());
+    if packs_narrow::<T>() {
+        weight_gradient::<T, T::Narrow>(dweight, dout, x, shape);
+    } else {
+        weight_gradient::<T, T::Acc>(dweight, dout, x, shape);
+    }
+}
+
+fn weight_gradient<T: Element, P: Packs<T>>(
+    dweight: &mut [T],
+    dout: &[T],
+    x: &[T],
+    shape: &Conv2dShape,
+) {
+    let (plan, window) = (WeightPlan::new::<P>(shape), shape.window());
     let n_pixels = shape.batch * shape.out_pixels();
     let cut_pixels = n_pixels.div_ceil(plan.n_cuts);
     let dst = Disjoint::new(dweight);
@@ -154,19 +183,22 @@ pub fn conv2d_backward_weight<T: Element>(
     if plan.n_cuts == 1 {
         (0..plan.n_blocks()).into_par_iter().for_each(|b| {
             let block = plan.block(shape, b);
-            store(&block, &[weight_partial(shape, &window, &block, dout, x, 0..n_pixels)]);
+            store(&block, &[weight_partial::<T, P>(shape, &window, &block, dout, x, 0..n_pixels)]);
         });
         return;
     }
     let partials = tasks(plan.n_blocks() * plan.n_cuts, |t| {
         let (b, cut) = (t / plan.n_cuts, t % plan.n_cuts * cut_pixels);
         let pixels = cut.min(n_pixels)..n_pixels.min(cut + cut_pixels);
-        weight_partial(shape, &window, &plan.block(shape, b), dout, x, pixels)
+        weight_partial::<T, P>(shape, &window, &plan.block(shape, b), dout, x, pixels)
     });
     for (b, partials) in partials.chunks(plan.n_cuts).enumerate() {
         store(&plan.block(shape, b), partials);
     }
 }
+
+/// Patch rows below which a block is not halved to have more of them.
+const MIN_BLOCK_DEPTH: usize = 256;
 
 /// How the weight's gradient is cut into blocks and, where these are few, over pixels too: the
 /// partial sums of a block are added in the order of the cuts.
@@ -174,17 +206,24 @@ pub(super) struct WeightPlan {
     groups: usize,
     blocks_out: usize,
     blocks_in: usize,
-    block_in: usize,
+    pub(super) block_in: usize,
+    block_out: usize,
     pub(super) n_cuts: usize,
 }
 
 impl WeightPlan {
-    pub(super) fn new(shape: &Conv2dShape) -> Self {
+    pub(super) fn new<P: Packed>(shape: &Conv2dShape) -> Self {
+        let block_out = block_out::<P>();
         let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
-        let blocks_in = shape.group_in().div_ceil(block_in);
-        let blocks_out = shape.group_out().div_ceil(BLOCK_OUT);
-        let mut plan =
-            Self { groups: shape.cfg.groups, blocks_out, blocks_in, block_in, n_cuts: 1 };
+        let blocks_out = shape.group_out().div_ceil(block_out);
+        let groups = shape.cfg.groups;
+        let mut plan = Self { groups, blocks_out, blocks_in: 1, block_in, block_out, n_cuts: 1 };
+        plan.blocks_in = shape.group_in().div_ceil(block_in);
+        // Smaller blocks first: cuts over pixels have partial sums to hold and to add.
+        while plan.n_blocks() < MIN_TASKS && plan.block_in * shape.taps() >= 2 * MIN_BLOCK_DEPTH {
+            plan.block_in = plan.block_in.div_ceil(2);
+            plan.blocks_in = shape.group_in().div_ceil(plan.block_in);
+        }
         let most = (shape.batch * shape.out_pixels()).div_ceil(MIN_CUT_PIXELS);
         plan.n_cuts = MIN_TASKS.div_ceil(plan.n_blocks()).clamp(1, most.max(1));
         plan
@@ -198,8 +237,8 @@ impl WeightPlan {
         let (group, b) =
             (b / (self.blocks_in * self.blocks_out), b % (self.blocks_in * self.blocks_out));
         let (first_out, first_in) =
-            (b / self.blocks_in * BLOCK_OUT, b % self.blocks_in * self.block_in);
-        let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
+            (b / self.blocks_in * self.block_out, b % self.blocks_in * self.block_in);
+        let n_out = self.block_out.min(shape.group_out() - first_out);
         let n_in = self.block_in.min(shape.group_in() - first_in);
         WeightBlock { group, first_out, n_out, first_in, n_in }
     }
@@ -215,7 +254,7 @@ struct WeightBlock {
 }
 
 /// `dout * patches^T` of one block over some pixels.
-fn weight_partial<T: Element>(
+fn weight_partial<T: Element, P: Packs<T>>(
     shape: &Conv2dShape,
     window: &Window,
     block: &WeightBlock,
@@ -235,7 +274,7 @@ fn weight_partial<T: Element>(
     let right = Patches::new(x, window, shape.batch, block.n_in);
     let right = Transposed { patches: right, start: pixels.start };
     let sink = Dense { dst: Disjoint::new(&mut acc), start: 0, ld: cols, store: Store::Overwrite };
-    tile(&left, &right, &sink, pixels.len(), 0..block.n_out, 0..cols);
+    tile::<P>(&left, &right, &sink, pixels.len(), 0..block.n_out, 0..cols);
     acc
 }
 
@@ -248,20 +287,14 @@ struct Pixels<'a, T> {
     start: usize,
 }
 
-impl<T: Element> Left<T::Acc> for Pixels<'_, T> {
-    fn pack(&self, isa: Isa, dst: &mut [T::Acc], rows: Range<usize>, depth: Range<usize>) {
-        let n = self.shape.out_pixels();
-        let mut at = 0;
-        while at < depth.len() {
-            let pixel = self.start + depth.start + at;
-            let run = (n - pixel % n).min(depth.len() - at);
+impl<T: Element, P: Packs<T>> Left<P> for Pixels<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
+        P::left_runs(isa, dst, rows.len(), depth.len(), |at| {
+            let (n, pixel) = (self.shape.out_pixels(), self.start + depth.start + at);
             let plane = pixel / n * self.shape.out_channels + self.first_out + rows.start;
-            let data = &self.dout[plane * n..];
-            let lanes = Lanes { data, lane_stride: n, depth_stride: 1 };
-            let dst = &mut dst[at * MR..(at + run) * MR];
-            lanes.pack::<MR>(isa, dst, 0, rows.len(), pixel % n..pixel % n + run);
-            at += run;
-        }
+            let data = &self.dout[plane * n + pixel % n..];
+            (Lanes { data, lane_stride: n, depth_stride: 1 }, n - pixel % n)
+        });
     }
 }
 

@@ -9,21 +9,20 @@
 use crate::{
     Element, Error, Real,
     gemm::{Cuts, Mat, Rows},
-    pack::Lanes,
+    micro::Packed,
+    pack::{Lanes, Packs, packs_narrow},
     par::Disjoint,
-    product::{self, Packed},
+    product::{self, Whole},
 };
 use planes::Planes;
 use rayon::prelude::*;
 use window::{Patches, Window};
 
 mod backward;
+pub(crate) mod narrow;
 mod planes;
 mod price;
-mod window;
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) use window::Reach;
+pub(crate) mod window;
 
 pub use backward::{conv2d_backward_bias, conv2d_backward_input, conv2d_backward_weight};
 pub use price::{
@@ -32,8 +31,11 @@ pub use price::{
 
 /// Most channels and pixels of one tile of the output or of the input's gradient.
 const MOST: (usize, usize) = (768, 256);
-/// Output channels of one block of the weight gradient.
-const BLOCK_OUT: usize = 128;
+/// Output channels of one block of the weight gradient: more where products are so fast that patches
+/// must be packed less often.
+fn block_out<P: Packed>() -> usize {
+    if P::STEP > 1 { 256 } else { 128 }
+}
 /// Patch rows of one block of a gradient.
 const BLOCK_DEPTH: usize = 1152;
 /// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.
@@ -201,6 +203,20 @@ pub fn conv2d<T: Element>(
     if out.is_empty() {
         return;
     }
+    if packs_narrow::<T>() {
+        forward::<T, T::Narrow>(out, x, weight, bias, shape);
+    } else {
+        forward::<T, T::Acc>(out, x, weight, bias, shape);
+    }
+}
+
+fn forward<T: Element, P: Packs<T>>(
+    out: &mut [T],
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    shape: &Conv2dShape,
+) {
     let (depth, group_out) = (shape.depth(), shape.group_out());
     let window = shape.window();
     let dst = Disjoint::new(out);
@@ -213,7 +229,7 @@ pub fn conv2d<T: Element>(
         let start = (group * group_out * shape.out_pixels(), image_elems);
         let sink = Planes::new(dst, start, shape.output, &window, whole);
         Group {
-            left: Packed::new(&left, group_out, depth),
+            left: Whole::<P>::new(&left, group_out, depth),
             right: Patches::new(x, &window, shape.batch, shape.group_in()),
             sink: sink.with_bias(bias.map(|b| &b[group * group_out..][..group_out])),
         }
@@ -222,19 +238,23 @@ pub fn conv2d<T: Element>(
 }
 
 /// The operands and the destination of one group's product.
-struct Group<'a, T: Element> {
-    left: Packed<T::Acc>,
+struct Group<'a, T: Element, P> {
+    left: Whole<P>,
     right: Patches<'a, T>,
     sink: Planes<'a, T>,
 }
 
 /// The products of all groups, each `m x n` of the given depth.
-fn product<T: Element>(groups: Vec<Group<T>>, (m, n): (usize, usize), depth: usize) {
-    let cuts = Cuts::new((m, n), MOST);
+fn product<T: Element, P: Packs<T>>(
+    groups: Vec<Group<T, P>>,
+    (m, n): (usize, usize),
+    depth: usize,
+) {
+    let cuts = Cuts::new::<P>((m, n), MOST);
     (0..groups.len() * cuts.n_tiles).into_par_iter().for_each(|t| {
         let Group { left, right, sink } = &groups[t / cuts.n_tiles];
         let (rows, cols) = cuts.tile(t % cuts.n_tiles, m, n);
-        product::tile(left, right, sink, depth, rows.clone(), cols.clone());
+        product::tile::<P>(left, right, sink, depth, rows.clone(), cols.clone());
         sink.finish(rows, cols);
     });
 }

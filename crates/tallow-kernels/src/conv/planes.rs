@@ -1,7 +1,7 @@
 //! Where the sums of a convolution go: rows are planes, columns the pixels of a grid over the batch.
 
 use super::window::Window;
-use crate::{Element, Real, micro::NR, par::Disjoint, product::Sink};
+use crate::{Element, Real, cast::narrow_rows, par::Disjoint, product::Sink};
 use std::ops::Range;
 
 /// Planes `[images, n_planes, height, width]` of which a grid is written.
@@ -77,14 +77,18 @@ impl<'a, T: Element> Planes<'a, T> {
 }
 
 impl<T: Element> Sink<T::Acc> for Planes<'_, T> {
-    fn place(&self, i: usize, j: usize, n_rows: usize) -> Option<(*mut T::Acc, usize)> {
+    fn place(
+        &self,
+        (i, j): (usize, usize),
+        (n_rows, n_cols): (usize, usize),
+    ) -> Option<(*mut T::Acc, usize)> {
         T::as_acc(&[])?;
         let (image, pixel) = (j / self.n_grid(), j % self.n_grid());
-        if !self.is_whole() || pixel + NR > self.n_grid() {
+        if !self.is_whole() || pixel + n_cols > self.n_grid() {
             return None;
         }
         let first = self.first + image * self.image_elems + i * self.plane_elems + pixel;
-        let first = self.dst.ptr(first, (n_rows - 1) * self.plane_elems + NR);
+        let first = self.dst.ptr(first, (n_rows - 1) * self.plane_elems + n_cols);
         // `T` is its own accumulator here, so the cast changes nothing.
         Some((first.cast(), self.plane_elems))
     }
@@ -104,6 +108,13 @@ impl<T: Element> Sink<T::Acc> for Planes<'_, T> {
         let bias = self.bias.filter(|_| !self.takes_parts());
         let step = if self.is_whole() { 1 } else { self.step[1] };
         self.runs(i, j, n_cols, |start, n, at| {
+            if step == 1 && bias.is_none() {
+                let first = self.dst.ptr(start, (n_rows - 1) * self.plane_elems + n);
+                let (sums, n) = ((&sums[at..], ld), (n_rows, n));
+                // SAFETY: in bounds by `ptr`'s check; these pixels belong to one tile, which one call
+                // computes.
+                return unsafe { narrow_rows((first, self.plane_elems), sums, n, part > 0) };
+            }
             for r in 0..n_rows {
                 let sums = &sums[r * ld + at..][..n];
                 let bias = bias.map_or(T::Acc::of(0.0), |b| b[i + r].widen());

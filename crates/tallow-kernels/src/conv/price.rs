@@ -1,13 +1,21 @@
 //! What convolutions hold beside their inputs and outputs.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, MOST,
+    Conv2dShape, MOST,
     backward::{WeightPlan, phases},
+    block_out,
 };
-use crate::{Element, gemm::Cuts, product};
+use crate::{Element, gemm::Cuts, micro::Packed, pack::packs_narrow, product};
 
-fn bytes<T: Element>(n_elems: usize) -> u64 {
-    n_elems as u64 * size_of::<T::Acc>() as u64
+/// `$f` of the elements that operands of `$t` are packed in.
+macro_rules! packed {
+    ($t:ty, $f:ident($($arg:expr),*)) => {
+        if packs_narrow::<$t>() {
+            $f::<$t, <$t as Element>::Narrow>($($arg),*)
+        } else {
+            $f::<$t, <$t as Element>::Acc>($($arg),*)
+        }
+    };
 }
 
 fn is_narrow<T: Element>() -> bool {
@@ -15,15 +23,16 @@ fn is_narrow<T: Element>() -> bool {
 }
 
 /// Bytes of a product with patches: the packed left operand of each group, and for each thread a tile.
-fn product_bytes<T: Element>(
+fn product_bytes<T: Element, P: Packed>(
     groups: usize,
     (m, n): (usize, usize),
     depth: usize,
     n_threads: u64,
 ) -> u64 {
-    let cuts = Cuts::new((m, n), MOST);
-    let tile = product::right_elems(cuts.tile_rows, cuts.tile_cols, depth, is_narrow::<T>());
-    bytes::<T>(groups * product::packed_elems(m, depth)) + n_threads * bytes::<T>(tile)
+    let cuts = Cuts::new::<P>((m, n), MOST);
+    let tile = product::right_bytes::<P>(cuts.tile_rows, cuts.tile_cols, depth, is_narrow::<T>());
+    let whole = groups * product::whole_elems::<P>(m, depth) * size_of::<P>();
+    whole as u64 + n_threads * tile as u64
 }
 
 /// Bytes that [`conv2d`](super::conv2d) holds on `n_threads`: the packed weight, and for each thread
@@ -31,7 +40,7 @@ fn product_bytes<T: Element>(
 pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     let n_pixels = shape.batch * shape.out_pixels();
     let sizes = (shape.group_out(), n_pixels);
-    product_bytes::<T>(shape.cfg.groups, sizes, shape.depth(), n_threads)
+    packed!(T, product_bytes(shape.cfg.groups, sizes, shape.depth(), n_threads))
 }
 
 /// Bytes that [`conv2d_backward_input`](super::conv2d_backward_input) holds on `n_threads`: as
@@ -39,7 +48,7 @@ pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> 
 pub fn conv2d_backward_input_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     let of_phase = |taps: usize, [rows, cols]: [usize; 2]| {
         let sizes = (shape.group_in(), shape.batch * rows * cols);
-        product_bytes::<T>(shape.cfg.groups, sizes, shape.group_out() * taps, n_threads)
+        packed!(T, product_bytes(shape.cfg.groups, sizes, shape.group_out() * taps, n_threads))
     };
     let phases = phases(shape);
     phases.iter().map(|p| of_phase(p.taps.len(), p.window.grid)).max().unwrap_or(0)
@@ -51,12 +60,19 @@ pub fn conv2d_backward_weight_scratch_bytes<T: Element>(
     shape: &Conv2dShape,
     n_threads: u64,
 ) -> u64 {
-    let depth = shape.depth().min(BLOCK_DEPTH.max(shape.taps()));
-    let n_out = BLOCK_OUT.min(shape.group_out());
-    let plan = WeightPlan::new(shape);
+    packed!(T, weight_bytes(shape, n_threads))
+}
+
+fn weight_bytes<T: Element, P: Packed>(shape: &Conv2dShape, n_threads: u64) -> u64 {
+    let n_out = block_out::<P>().min(shape.group_out());
+    let plan = WeightPlan::new::<P>(shape);
+    let depth = plan.block_in * shape.taps();
     let n_pixels = (shape.batch * shape.out_pixels()).div_ceil(plan.n_cuts);
-    let tile = product::scratch_elems(n_out, depth, n_pixels, false);
-    let (each, all) =
-        if plan.n_cuts == 1 { (n_out * depth, 0) } else { (0, plan.n_cuts * shape.weight_elems()) };
-    n_threads * bytes::<T>(tile + each) + bytes::<T>(all)
+    let tile = product::scratch_bytes::<P>(n_out, depth, n_pixels, false) as u64;
+    let sums = |n: usize| (n * size_of::<P::Sum>()) as u64;
+    if plan.n_cuts == 1 {
+        n_threads * (tile + sums(n_out * depth))
+    } else {
+        n_threads * tile + sums(plan.n_cuts * shape.weight_elems())
+    }
 }

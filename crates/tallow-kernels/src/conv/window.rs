@@ -4,11 +4,11 @@
 //! lane, one pixel of a source plane. Where a lane reads does not depend on the channel, so it is
 //! worked out once a panel and used for all of them.
 
-use crate::{Element, Real, isa::Isa, micro::NR, product::Right};
+use crate::{Element, Real, isa::Isa, micro::NR, pack::Packs, product::Right};
 use std::ops::Range;
 
 /// Where the taps of a window fall around the pixels of a grid.
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Rows and columns of the grid.
     pub(super) grid: [usize; 2],
     /// Source pixels between two pixels of the grid.
@@ -41,9 +41,33 @@ const FAR: i32 = i32::MIN / 2;
 
 /// [`NR`] lanes: where they read for a tap at (0, 0) of plane 0, and how that lies.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-struct Panel {
-    at: [isize; NR],
+pub(super) struct Panel {
+    pub(super) at: [isize; NR],
+    pub(super) n_lanes: usize,
     layout: Layout,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Panel {
+    /// The runs that the lanes lie in, if they do.
+    fn runs(&self) -> Option<Runs> {
+        let Layout::Runs { second, step } = self.layout else { return None };
+        Some(Runs {
+            at: [self.at[0], self.at[second.min(NR - 1)] - (second * step) as isize],
+            first: (1u32 << second).wrapping_sub(1) as u16,
+            step,
+        })
+    }
+}
+
+/// Lanes in up to two runs of places `step` apart: where lane 0 of each lies (or would), and which
+/// lanes are of the first.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Runs {
+    pub(crate) at: [isize; 2],
+    pub(crate) first: u16,
+    pub(crate) step: usize,
 }
 
 /// A tap of a panel: what it adds to the place of each lane, and which lanes lie in the plane.
@@ -54,7 +78,7 @@ pub(crate) struct Reach {
 }
 
 impl Window {
-    fn source_elems(&self) -> usize {
+    pub(super) fn source_elems(&self) -> usize {
         self.source[0] * self.source[1]
     }
 
@@ -81,7 +105,7 @@ impl Window {
             let inside = down & inside(isa, &cols, dx as i32, self.source[1] as i32);
             Reach { delta: dy * self.source[1] as isize + dx, inside }
         }));
-        Panel { at, layout: layout(&at[..n]) }
+        Panel { at, n_lanes: n, layout: layout(&at[..n]) }
     }
 
     /// The panels of consecutive lanes.
@@ -137,10 +161,10 @@ fn layout(at: &[isize]) -> Layout {
 }
 
 /// Consecutive panels, and the reach of each tap of each.
-struct Panels<'a> {
-    window: &'a Window,
-    panels: Vec<Panel>,
-    reach: Vec<Reach>,
+pub(crate) struct Panels<'a> {
+    pub(super) window: &'a Window,
+    pub(super) panels: Vec<Panel>,
+    pub(super) reach: Vec<Reach>,
 }
 
 impl Panels<'_> {
@@ -186,15 +210,10 @@ impl Panels<'_> {
 
     /// The runs of these panels where all have them, of one step.
     #[cfg(target_arch = "x86_64")]
-    fn runs(&self, which: Range<usize>) -> Option<([crate::x86::Runs; WIDE], usize)> {
-        let mut runs = [crate::x86::Runs { at: [0; 2], first: 0, step: 0 }; WIDE];
+    fn runs(&self, which: Range<usize>) -> Option<([Runs; WIDE], usize)> {
+        let mut runs = [Runs { at: [0; 2], first: 0, step: 0 }; WIDE];
         for (runs, panel) in runs.iter_mut().zip(&self.panels[which.clone()]) {
-            let Layout::Runs { second, step } = panel.layout else { return None };
-            *runs = crate::x86::Runs {
-                at: [panel.at[0], panel.at[second.min(NR - 1)] - (second * step) as isize],
-                first: (1u32 << second).wrapping_sub(1) as u16,
-                step,
-            };
+            *runs = panel.runs()?;
         }
         let same = runs[..which.len()].iter().all(|r| r.step == runs[0].step);
         same.then_some((runs, which.len()))
@@ -215,15 +234,9 @@ impl<'a, T: Element> Patches<'a, T> {
     }
 }
 
-impl<T: Element> Right<T::Acc> for Patches<'_, T> {
-    fn pack(&self, isa: Isa, dst: &mut [T::Acc], cols: Range<usize>, depth: Range<usize>) {
-        let panels = self.window.panels(isa, cols);
-        let (n, n_panel) = (panels.panels.len(), NR * depth.len());
-        for q in (0..n).step_by(WIDE) {
-            let which = q..n.min(q + WIDE);
-            let dst = &mut dst[q * n_panel..which.end * n_panel];
-            panels.pack(isa, dst, self.x, which, depth.clone());
-        }
+impl<T: Element, P: Packs<T>> Right<P> for Patches<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [P], cols: Range<usize>, depth: Range<usize>) {
+        P::patches(&self.window.panels(isa, cols), isa, dst, self.x, depth);
     }
 }
 
@@ -234,25 +247,52 @@ pub(super) struct Transposed<'a, T> {
     pub(super) start: usize,
 }
 
-impl<T: Element> Right<T::Acc> for Transposed<'_, T> {
-    fn pack(&self, isa: Isa, dst: &mut [T::Acc], cols: Range<usize>, depth: Range<usize>) {
-        let n_lanes = depth.len();
+impl<T: Element, P: Packs<T>> Right<P> for Transposed<'_, T> {
+    fn pack(&self, isa: Isa, dst: &mut [P], cols: Range<usize>, depth: Range<usize>) {
         let first = self.start + depth.start;
-        let panels = self.patches.window.panels(isa, first..first + n_lanes);
-        let mut rows = [T::Acc::of(0.0); TURNED * WIDE * NR];
-        let start = cols.start;
-        for j in (start..cols.end).step_by(TURNED) {
-            let cols = j..cols.end.min(j + TURNED);
-            let dst = &mut dst[(j - start) * n_lanes..];
-            for q in (0..panels.panels.len()).step_by(WIDE) {
-                let which = q..panels.panels.len().min(q + WIDE);
-                let rows = &mut rows[..which.len() * cols.len() * NR];
-                panels.pack(isa, rows, self.patches.x, which.clone(), cols.clone());
-                for (q, rows) in which.zip(rows.chunks_exact(cols.len() * NR)) {
-                    let n = NR.min(n_lanes - q * NR);
-                    for (c, rows) in rows.chunks(NR * NR).enumerate() {
-                        turn(isa, &mut dst[(c * n_lanes + q * NR) * NR..][..n * NR], rows, n);
-                    }
+        let panels = self.patches.window.panels(isa, first..first + depth.len());
+        P::turned(&panels, isa, dst, self.patches.x, cols, depth.len());
+    }
+}
+
+/// As [`Packs::patches`], widened.
+pub(crate) fn patches<T: Element>(
+    panels: &Panels,
+    isa: Isa,
+    dst: &mut [T::Acc],
+    x: &[T],
+    depth: Range<usize>,
+) {
+    let (n, n_panel) = (panels.panels.len(), NR * depth.len());
+    for q in (0..n).step_by(WIDE) {
+        let which = q..n.min(q + WIDE);
+        let dst = &mut dst[q * n_panel..which.end * n_panel];
+        panels.pack(isa, dst, x, which, depth.clone());
+    }
+}
+
+/// As [`Packs::turned`], widened.
+pub(crate) fn turned<T: Element>(
+    panels: &Panels,
+    isa: Isa,
+    dst: &mut [T::Acc],
+    x: &[T],
+    cols: Range<usize>,
+    n_lanes: usize,
+) {
+    let mut rows = [T::Acc::of(0.0); TURNED * WIDE * NR];
+    let start = cols.start;
+    for j in (start..cols.end).step_by(TURNED) {
+        let cols = j..cols.end.min(j + TURNED);
+        let dst = &mut dst[(j - start) * n_lanes..];
+        for q in (0..panels.panels.len()).step_by(WIDE) {
+            let which = q..panels.panels.len().min(q + WIDE);
+            let rows = &mut rows[..which.len() * cols.len() * NR];
+            panels.pack(isa, rows, x, which.clone(), cols.clone());
+            for (q, rows) in which.zip(rows.chunks_exact(cols.len() * NR)) {
+                let n = NR.min(n_lanes - q * NR);
+                for (c, rows) in rows.chunks(NR * NR).enumerate() {
+                    turn(isa, &mut dst[(c * n_lanes + q * NR) * NR..][..n * NR], rows, n);
                 }
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! The logits `[N, V]` are never held: they are made in tiles of rows and classes, the tiles merged
 //! by online softmax (Milakov and Gimelshein 2018), and made again in backward. Logits stay in the
-//! accumulator type and are never rounded to `bf16`.
+//! accumulator type and are never rounded to `bf16`; their gradients are, where the processor
+//! multiplies `bf16` itself.
 // N rows · V classes · D features
 
 use std::ops::Range;
@@ -10,8 +11,10 @@ use std::ops::Range;
 use super::{CrossEntropy, LossError, Online, Sums, absorb_rows};
 use crate::{
     Element, Real,
-    cast::{cast, is_own_acc, widened},
-    gemm::{Mat, Store, gemm, gemm_scratch_bytes},
+    cast::{cast, is_own_acc, narrow_into, operand},
+    element::as_type,
+    gemm::{Mat, Store, gemm_acc, gemm_acc_scratch_bytes},
+    pack::packs_narrow,
     par,
     reduce::{sum_cols, sum_cols_scratch_bytes},
 };
@@ -44,11 +47,13 @@ impl Tiles {
         cuts(self.n_rows, self.tile_rows)
     }
 
-    /// Bytes of a tile of logits, and of the widened operands that made it.
+    /// Bytes of a tile of logits and of the widened operands that made it.
     fn bytes<T: Element>(self, n_features: u64) -> u64 {
         let (tile_rows, tile_classes) = (self.tile_rows as u64, self.tile_classes as u64);
-        let widened = if is_own_acc::<T>() { 0 } else { (tile_rows + tile_classes) * n_features };
-        (tile_rows * tile_classes + widened) * size_of::<T::Acc>() as u64
+        let (n_logits, acc) = (tile_rows * tile_classes, size_of::<T::Acc>() as u64);
+        let copied = !is_own_acc::<T>() && !packs_narrow::<T>();
+        let copies = if copied { (tile_rows + tile_classes) * n_features } else { 0 };
+        (n_logits + copies) * acc
     }
 
     fn classes(self) -> impl Iterator<Item = Range<usize>> {
@@ -87,8 +92,11 @@ impl<T: Element> Linear<'_, T> {
     }
 
     /// The logits of a tile, from its rows of `x` and of the weight.
-    fn logits(&self, tile: &mut [T::Acc], x: Mat<T::Acc>, w: Mat<T::Acc>, first_class: usize) {
-        gemm(tile, x, w.t(), Store::Overwrite);
+    fn logits<O>(&self, tile: &mut [T::Acc], x: Mat<O>, w: Mat<O>, first_class: usize)
+    where
+        O: Element<Acc = T::Acc>,
+    {
+        gemm_acc(tile, x, w.t(), Store::Overwrite);
         if let Some(bias) = self.bias {
             let bias = &bias[first_class..][..w.n_rows];
             par::rows(tile, w.n_rows, |_, row| {
@@ -117,20 +125,31 @@ pub fn linear_cross_entropy<T: Element>(
     config: &CrossEntropy,
     chunk_bytes: u64,
 ) -> Result<Sums, LossError> {
+    let run = if packs_narrow::<T>() { forward::<T, T> } else { forward::<T, T::Acc> };
+    run(lse, linear, targets, config, chunk_bytes)
+}
+
+fn forward<T: Element, O: Element<Acc = T::Acc>>(
+    lse: &mut [f64],
+    linear: &Linear<T>,
+    targets: &[i64],
+    config: &CrossEntropy,
+    chunk_bytes: u64,
+) -> Result<Sums, LossError> {
     let (d, n_classes) = (linear.n_features, linear.n_classes);
     linear.assert_lens("linear_cross_entropy", targets.len());
     assert_len("linear_cross_entropy", "lse", Some(&*lse), targets.len());
     config.check(targets, n_classes)?;
     let tiles = Tiles::new::<T::Acc>(targets.len(), n_classes, chunk_bytes);
     let mut logits = vec![T::Acc::of(0.0); tiles.tile_rows * tiles.tile_classes];
-    let (mut x_wide, mut w_wide) = (Vec::new(), Vec::new());
+    let (mut x_copy, mut w_copy) = (Vec::<O>::new(), Vec::<O>::new());
     let mut online = vec![Online::EMPTY; targets.len()];
     for classes in tiles.classes() {
         let w = &linear.weight[classes.start * d..classes.end * d];
-        let w = Mat::new(widened(w, &mut w_wide), classes.len(), d);
+        let w = Mat::new(operand(w, &mut w_copy), classes.len(), d);
         for rows in tiles.rows() {
             let x = &linear.x[rows.start * d..rows.end * d];
-            let x = Mat::new(widened(x, &mut x_wide), rows.len(), d);
+            let x = Mat::new(operand(x, &mut x_copy), rows.len(), d);
             let tile = &mut logits[..rows.len() * classes.len()];
             linear.logits(tile, x, w, classes.start);
             let (online, targets) = (&mut online[rows.clone()], &targets[rows]);
@@ -154,6 +173,21 @@ pub fn linear_cross_entropy<T: Element>(
 /// If a length does not match.
 pub fn linear_cross_entropy_backward<T: Element>(
     dx: Option<&mut [T]>,
+    dweight: Option<&mut [T]>,
+    dbias: Option<&mut [T]>,
+    linear: &Linear<T>,
+    lse: &[f64],
+    targets: &[i64],
+    config: &CrossEntropy,
+    scale: f64,
+    chunk_bytes: u64,
+) -> Result<(), LossError> {
+    let run = if packs_narrow::<T>() { backward::<T, T> } else { backward::<T, T::Acc> };
+    run(dx, dweight, dbias, linear, lse, targets, config, scale, chunk_bytes)
+}
+
+fn backward<T: Element, O: Element<Acc = T::Acc>>(
+    dx: Option<&mut [T]>,
     mut dweight: Option<&mut [T]>,
     mut dbias: Option<&mut [T]>,
     linear: &Linear<T>,
@@ -174,17 +208,17 @@ pub fn linear_cross_entropy_backward<T: Element>(
 
     let tiles = Tiles::new::<T::Acc>(targets.len(), n_classes, chunk_bytes);
     let mut logits = vec![T::Acc::of(0.0); tiles.tile_rows * tiles.tile_classes];
-    let (mut x_wide, mut w_wide) = (Vec::new(), Vec::new());
+    let [mut x_copy, mut w_copy, mut g_copy] = [const { Vec::<O>::new() }; 3];
     let mut dx = dx.map(GradSum::new);
     for classes in tiles.classes() {
         let weights = classes.start * d..classes.end * d;
-        let w = widened(&linear.weight[weights.clone()], &mut w_wide);
+        let w = operand(&linear.weight[weights.clone()], &mut w_copy);
         let w = Mat::new(w, classes.len(), d);
         let mut dw = dweight.as_deref_mut().map(|dw| GradSum::new(&mut dw[weights]));
         let mut db = dbias.as_ref().map(|_| vec![0.0f64; classes.len()]);
         for rows in tiles.rows() {
             let x_rows = rows.start * d..rows.end * d;
-            let x = widened(&linear.x[x_rows.clone()], &mut x_wide);
+            let x = operand(&linear.x[x_rows.clone()], &mut x_copy);
             let x = Mat::new(x, rows.len(), d);
             let tile = &mut logits[..rows.len() * classes.len()];
             linear.logits(tile, x, w, classes.start);
@@ -192,12 +226,12 @@ pub fn linear_cross_entropy_backward<T: Element>(
                 let (lse, target) = (lse[rows.start + i], targets[rows.start + i]);
                 config.grad_row_in_place(row, lse, target, classes.start, n_classes, scale);
             });
-            let g = Mat::new(&*tile, rows.len(), classes.len());
+            let g = Mat::new(rounded(tile, &mut g_copy), rows.len(), classes.len());
             if let Some(dx) = &mut dx {
-                gemm(&mut dx.acc()[x_rows], g, w, Store::Add);
+                gemm_acc(&mut dx.acc()[x_rows], g, w, Store::Add);
             }
             if let Some(dw) = &mut dw {
-                gemm(dw.acc(), g.t(), x, Store::Add);
+                gemm_acc(dw.acc(), g.t(), x, Store::Add);
             }
             if let Some(db) = &mut db {
                 add_col_sums(db, tile);
@@ -214,6 +248,16 @@ pub fn linear_cross_entropy_backward<T: Element>(
         dx.store();
     }
     Ok(())
+}
+
+/// `g` as operands `O` of a product: itself, or rounded into `scratch`.
+fn rounded<'a, O: Element>(g: &'a [O::Acc], scratch: &'a mut Vec<O>) -> &'a [O] {
+    if let Some(same) = as_type::<O::Acc, O>(g) {
+        return same;
+    }
+    scratch.resize(g.len(), O::default());
+    par::elems(scratch, |start, cut| narrow_into(cut, &g[start..][..cut.len()]));
+    scratch
 }
 
 /// `sums[j] += sum over i of x[i, j]`.
@@ -266,7 +310,7 @@ pub fn linear_cross_entropy_scratch_bytes<T: Element>(
 ) -> u64 {
     let tiles = Tiles::new::<T::Acc>(n_rows as usize, n_classes as usize, chunk_bytes);
     let logits =
-        gemm_scratch_bytes::<T::Acc>(tiles.tile_rows as u64, tiles.tile_classes as u64, n_features);
+        gemm_acc_scratch_bytes::<T>(tiles.tile_rows as u64, tiles.tile_classes as u64, n_features);
     tiles.bytes::<T>(n_features) + n_rows * size_of::<Online>() as u64 + logits
 }
 
@@ -289,7 +333,10 @@ pub fn linear_cross_entropy_backward_scratch_bytes<T: Element>(
         (tile_rows, n_features, tile_classes),
         (tile_classes, n_features, tile_rows),
     ];
-    let packed = products.map(|(m, n, k)| gemm_scratch_bytes::<T::Acc>(m, n, k)).into_iter().max();
+    let packed = products.map(|(m, n, k)| gemm_acc_scratch_bytes::<T>(m, n, k)).into_iter().max();
     let packed = packed.unwrap_or(0);
-    tiles.bytes::<T>(n_features) + sums + grads * size_of::<T::Acc>() as u64 + packed
+    // The gradient of a tile of logits, rounded.
+    let rounded = if packs_narrow::<T>() { tile_rows * tile_classes } else { 0 };
+    let rounded = rounded * size_of::<T>() as u64;
+    tiles.bytes::<T>(n_features) + rounded + sums + grads * size_of::<T::Acc>() as u64 + packed
 }

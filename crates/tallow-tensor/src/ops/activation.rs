@@ -17,6 +17,7 @@ enum Curve {
 
 impl Kernel for Curve {
     const NAME: &'static str = "activation";
+    const USES_OUTPUT: bool = true;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let x = args[0].dense::<T>()?;
@@ -170,6 +171,7 @@ struct AddRelu;
 
 impl Kernel for AddRelu {
     const NAME: &'static str = "add_relu";
+    const USES_OUTPUT: bool = true;
     const OPERANDS: &'static [&'static str] = &["left operand", "right operand"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {

@@ -29,6 +29,7 @@ struct Attention {
 
 impl Kernel for Attention {
     const NAME: &'static str = "attention";
+    const USES_OUTPUT: bool = true;
     const OPERANDS: &'static [&'static str] = &["q", "k", "v"];
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {

@@ -14,6 +14,7 @@ enum Softmax {
 
 impl Kernel for Softmax {
     const NAME: &'static str = "softmax";
+    const USES_OUTPUT: bool = true;
 
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
         let (x, cols) = (args[0].dense::<T>()?, args[0].last_dim());

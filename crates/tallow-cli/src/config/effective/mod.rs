@@ -1,9 +1,8 @@
 //! What a checked configuration comes to: every value in force, as a configuration of its own.
 
-use super::{
-    Config, Decay, Optimizer, Precision, files::TokenFormat, model::Source, network::Network,
-};
-use tallow_data::{Kind, OnCorrupt, formats::Token};
+mod data;
+
+use super::{Config, Decay, Optimizer, Precision, network::Network};
 use tallow_train::{
     Gradients,
     accum::Clip,
@@ -33,7 +32,7 @@ impl Config {
         let optimizer = &self.optimizers[choice.optimizer];
         let sections = [
             ("model", self.model_section()),
-            ("data", data(&self.source)),
+            ("data", data::section(&self.source)),
             ("train", self.train_section(choice, optimizer)),
             ("precision", precision(&self.precisions[choice.precision])),
             ("memory", self.memory_section(optimizer)),
@@ -181,57 +180,6 @@ fn network(network: &Network) -> Table {
             put(&mut table, "tied", config.tied);
         }
     }
-    table
-}
-
-fn data(source: &Source) -> Table {
-    let mut table = Table::new();
-    put(&mut table, "source", source.name());
-    let held_out = match source {
-        Source::Images { held_out, .. }
-        | Source::Photos { held_out, .. }
-        | Source::Tokens { held_out, .. } => *held_out,
-        Source::Synthetic { n_samples: [_, held_out], .. } => Some(*held_out),
-    };
-    put_if(&mut table, "held_out", held_out.map(|n| n as i64));
-    let size = |[height, width]: [usize; 2]| vec![height as i64, width as i64];
-    let reading = match source {
-        Source::Images { .. } => None,
-        Source::Photos { dims: [_, height, width], reading, .. } => {
-            put(&mut table, "image_size", size([*height, *width]));
-            put(&mut table, "augment", reading.augment);
-            let skips = matches!(reading.on_corrupt, OnCorrupt::Skip { .. });
-            put(&mut table, "on_corrupt", if skips { "skip" } else { "fail" });
-            if let OnCorrupt::Skip { limit } = reading.on_corrupt {
-                put(&mut table, "max_skipped", limit as i64);
-            }
-            Some(reading)
-        }
-        Source::Tokens { format, sizes: (seq_tokens, _), reading, .. } => {
-            let format = match format {
-                TokenFormat::Npy => "npy",
-                TokenFormat::Raw(Token::U8) => "bytes",
-                TokenFormat::Raw(Token::U16) => "u16",
-                TokenFormat::Raw(Token::U32) => "u32",
-            };
-            put(&mut table, "format", format);
-            put(&mut table, "seq_tokens", *seq_tokens as i64);
-            Some(reading)
-        }
-        Source::Synthetic { n_samples: [n_samples, _], kind } => {
-            put(&mut table, "n_samples", *n_samples as i64);
-            match kind {
-                Kind::Images { dims: [_, height, width], n_classes, .. } => {
-                    put(&mut table, "image_size", size([*height, *width]));
-                    put(&mut table, "n_classes", *n_classes as i64);
-                }
-                Kind::Tokens { n_tokens, .. } => put(&mut table, "seq_tokens", *n_tokens as i64),
-            }
-            None
-        }
-    };
-    let prefetch_bytes = reading.map(|reading| reading.prefetch_bytes).filter(|&bytes| bytes > 0);
-    put_if(&mut table, "prefetch_bytes", prefetch_bytes.map(|bytes| bytes as i64));
     table
 }
 

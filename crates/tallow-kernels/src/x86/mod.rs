@@ -1,48 +1,96 @@
-//! AVX2 with FMA and F16C. Every function needs a processor that has all three.
+//! Vector instructions of x86-64. Here AVX2 with FMA and F16C, which every function needs.
 
 use crate::{
-    Element, Real,
-    conv::Reach,
+    Element,
+    conv::window::{Reach, Runs},
     element::same_type,
-    micro::{MR, NR, by_rows},
+    isa::Isa,
+    micro::{MR, NR, Place, by_panels, by_rows},
 };
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
+pub(crate) mod amx;
+pub(crate) mod avx512;
+pub(crate) mod patches;
+
 /// Depth ahead of which panels are fetched into the cache.
 const AHEAD: usize = 8;
 
-/// As [`crate::micro::micro`].
+/// As [`Isa::best`].
+pub(crate) fn best() -> Isa {
+    let has_avx2 = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    let has_avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    let best = [
+        (Isa::Avx2, has_avx2),
+        (Isa::Avx512, has_avx512),
+        (Isa::Avx512Bf16, is_x86_feature_detected!("avx512bf16")),
+        (Isa::Amx, amx::is_available()),
+    ];
+    // Each needs the ones before it.
+    best.into_iter().take_while(|&(_, has)| has).last().map_or(Isa::Portable, |(isa, _)| isa)
+}
+
+/// As [`Packed::micro`](crate::micro::Packed::micro).
 /// # Safety
-/// As there.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn micro<R: Real>(
+/// As there, from [`Isa::Avx2`] on.
+pub(crate) unsafe fn micro_f32(
+    isa: Isa,
     k: usize,
-    a: *const R,
-    b: *const R,
-    (c, ld): (*mut R, usize),
-    rows: usize,
+    a: *const f32,
+    b: *const f32,
+    c: Place<f32>,
+    n: (usize, usize),
     add: bool,
 ) {
-    // SAFETY: the caller's promise; `R` is the type that it is cast to.
+    // SAFETY: the caller's promise.
     unsafe {
-        if same_type::<R, f32>() {
-            let (a, b, c) = (a.cast::<f32>(), b.cast::<f32>(), c.cast::<f32>());
-            by_rows!(rows, M => micro_f32::<M>(k, a, b, c, ld, add))
-        } else {
-            let (a, b, c) = (a.cast::<f64>(), b.cast::<f64>(), c.cast::<f64>());
+        if isa >= Isa::Avx512 {
+            return avx512::micro_f32(k, a, b, c, n, add);
+        }
+        by_panels(
+            k,
+            a,
+            b,
+            c,
+            n,
+            |a, b, (c, ld), rows| by_rows!(rows, M => micro_f32_avx2::<M>(k, a, b, c, ld, add)),
+        );
+    }
+}
+
+/// As [`Packed::micro`](crate::micro::Packed::micro).
+/// # Safety
+/// As there, from [`Isa::Avx2`] on.
+pub(crate) unsafe fn micro_f64(
+    _: Isa,
+    k: usize,
+    a: *const f64,
+    b: *const f64,
+    c: Place<f64>,
+    n: (usize, usize),
+    add: bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        by_panels(k, a, b, c, n, |a, b, (c, ld), rows| {
             for half in [0, NR / 2] {
                 let (b, c) = (b.add(half), c.add(half));
-                by_rows!(rows, M => micro_f64::<M>(k, a, b, c, ld, add));
+                by_rows!(rows, M => micro_f64_avx2::<M>(k, a, b, c, ld, add));
             }
-        }
+        });
     }
 }
 
 macro_rules! micro {
     ($name:ident, $t:ty, $lanes:expr, $zero:ident, $load:ident, $store:ident, $splat:ident, $fma:ident, $add:ident) => {
         /// # Safety
-        /// As [`micro`], for two vectors of columns.
+        /// As [`micro_f32`], for one panel of rows and two vectors of columns.
         #[inline]
         #[target_feature(enable = "avx2,fma")]
         unsafe fn $name<const M: usize>(
@@ -81,7 +129,7 @@ macro_rules! micro {
     };
 }
 micro!(
-    micro_f32,
+    micro_f32_avx2,
     f32,
     8,
     _mm256_setzero_ps,
@@ -92,7 +140,7 @@ micro!(
     _mm256_add_ps
 );
 micro!(
-    micro_f64,
+    micro_f64_avx2,
     f64,
     4,
     _mm256_setzero_pd,
@@ -263,15 +311,6 @@ pub(crate) fn inside(at: &[i32; NR], delta: i32, extent: i32) -> u16 {
         _mm256_movemask_ps(_mm256_castsi256_ps(inside)) as u16
     };
     bits(at.as_ptr()) | bits(at[8..].as_ptr()) << 8
-}
-
-/// Lanes in up to two runs of places `step` apart: where lane 0 of each lies (or would), and which
-/// lanes are of the first.
-#[derive(Clone, Copy)]
-pub(crate) struct Runs {
-    pub(crate) at: [isize; 2],
-    pub(crate) first: u16,
-    pub(crate) step: usize,
 }
 
 /// `dst[q][p][l]`: for depth `p` the element of plane `p / taps` that tap `p % taps` reaches from lane

@@ -1,0 +1,350 @@
+//! `bench seed-table`: the reference table. ResNet-50 with each technique added to those before it, and
+//! each alone, beside plain f32; the digits judged in the same modes.
+
+use super::{
+    Binary, Common, Lines, owned,
+    stats::{cell, mean, mib},
+    sweep::{SMALLEST, number_after},
+    versus,
+};
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Options of `bench seed-table`.
+#[derive(clap::Args)]
+pub(crate) struct SeedTable {
+    #[command(flatten)]
+    common: Common,
+    /// Images of 224 x 224, 1080 x 1920 or 2160 x 3840 pixels.
+    #[arg(long, value_enum, default_value_t = Size::Small)]
+    size: Size,
+    /// Images a step; 8 small ones, 1 of 1080p or 4 of 4k where it is not given.
+    #[arg(long)]
+    batch: Option<u64>,
+    /// Steps of each run.
+    #[arg(long, default_value_t = 3)]
+    steps: u64,
+    /// The budget of the last row; where it is not given, 0.21 of the baseline's peak, or
+    /// the least that there is a plan for.
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<String>,
+    /// Runs of each mode whose accuracy is averaged; 0: accuracy is not measured.
+    #[arg(long, default_value_t = 3)]
+    seeds: u64,
+    /// Epochs of these runs.
+    #[arg(long, default_value_t = 5)]
+    epochs: u64,
+    /// Also judge a ResNet-18 on this folder of images, a folder a class.
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
+    /// Only the rows whose name contains this; may be given several times.
+    #[arg(long)]
+    only: Vec<String>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Size {
+    #[value(name = "224")]
+    Small,
+    #[value(name = "1080p")]
+    Hd,
+    #[value(name = "4k")]
+    Uhd,
+}
+
+impl Size {
+    /// Height, width, and the batch where none is given.
+    fn sizes(self) -> ([u64; 2], u64) {
+        match self {
+            Size::Small => ([224, 224], 8),
+            Size::Hd => ([1080, 1920], 1),
+            Size::Uhd => ([2160, 3840], 4),
+        }
+    }
+}
+
+/// A row: its name, the settings beside the work's, and whether it has a budget.
+struct Mode {
+    name: &'static str,
+    settings: Vec<String>,
+    is_budgeted: bool,
+}
+
+/// What all others are compared with.
+const BASELINE: &str = "baseline f32";
+/// The most micro-batches that a batch is cut into.
+const PIECES: u64 = 4;
+/// Of the baseline's peak, what the row with a budget is given.
+const SHARE: f64 = 0.21;
+/// "Barely": above the least that the planner names.
+const BARELY: f64 = 1.02;
+/// Bytes that plain f32 takes for a pixel, at least: what is surely too much is not tried.
+const BYTES_PER_PIXEL: u64 = 2000;
+
+const MIXED: &str = "precision.compute=bf16";
+const RECOMPUTE: &str = "memory.recompute=all";
+const NARROW_STATE: &str = "optimizer.state=8bit";
+const RELEASED: &str = "optimizer.release_gradients=true";
+
+/// The rows for batches of `batch`.
+fn modes(batch: u64) -> Vec<Mode> {
+    let pieces = format!("train.accumulate={}", most_pieces(batch));
+    let mode =
+        |name, settings: &[&str]| Mode { name, settings: owned(settings), is_budgeted: false };
+    let last = &["memory.recompute=planned", MIXED, NARROW_STATE];
+    vec![
+        mode(BASELINE, &[]),
+        mode("mixed precision", &[MIXED]),
+        mode("mixed, accumulation", &[MIXED, &pieces]),
+        Mode { is_budgeted: true, ..mode("everything under a budget", last) },
+        mode("everything, accumulated", &[RECOMPUTE, MIXED, NARROW_STATE, &pieces]),
+        // Of several micro-batches sums are kept: released gradients need one.
+        mode("everything, released", &[RECOMPUTE, MIXED, NARROW_STATE, RELEASED]),
+        mode("alone: accumulation", &[&pieces]),
+        mode("alone: recomputation", &[RECOMPUTE]),
+        mode("alone: 8-bit state", &[NARROW_STATE]),
+        mode("alone: released gradients", &[RELEASED]),
+    ]
+}
+
+/// The most equal pieces of a batch, of [`PIECES`] at most.
+fn most_pieces(batch: u64) -> u64 {
+    (1..=PIECES).rev().find(|n| batch.is_multiple_of(*n)).unwrap_or(1)
+}
+
+/// What came of a row.
+#[derive(Default)]
+struct Outcome {
+    report: Option<Value>,
+    is_predicted: bool,
+    /// Mean accuracy on the digits, and on the images.
+    accuracy: [Option<f64>; 2],
+    error: Option<String>,
+}
+
+/// Measures and prints; false if a row failed to run.
+pub(super) fn run(options: &SeedTable) -> Result<bool> {
+    let quick = options.common.quick;
+    let (image, batch) = options.size.sizes();
+    let (image, batch) =
+        if quick { ([64, 64], 4) } else { (image, options.batch.unwrap_or(batch)) };
+    ensure!(batch > 0, "--batch is 0, it must be 1 at least");
+    let (binary, mut lines) = options.common.open()?;
+    let steps = if quick { 1 } else { options.steps };
+    let size = format!("data.image_size=[{},{}]", image[0], image[1]);
+    let work = [owned(&["model.name=resnet50", &size]), versus::synthetic(batch, steps)].concat();
+    let is_wanted = |mode: &Mode| {
+        let only = &options.only;
+        mode.name == BASELINE
+            || only.is_empty()
+            || only.iter().any(|only| mode.name.contains(only.as_str()))
+    };
+    let modes: Vec<Mode> = modes(batch).into_iter().filter(is_wanted).collect();
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for mode in &modes {
+        eprintln!("{}", mode.name);
+        let baseline = outcomes.first().and_then(|outcome| outcome.report.as_ref());
+        let mut outcome = trained(mode, &work, baseline, (image, batch), options, &binary);
+        if outcome.error.is_none() {
+            judge(mode, options, &binary, &mut outcome);
+        }
+        if let Some(report) = &mut outcome.report {
+            report["bench"] = json!("seed-table");
+            report["mode"] = json!(mode.name);
+            report["size"] = json!(image);
+            report["is_predicted"] = json!(outcome.is_predicted);
+            report["accuracy"] = json!(outcome.accuracy[0]);
+            report["image_accuracy"] = json!(outcome.accuracy[1]);
+        }
+        write(&mut lines, &outcome)?;
+        outcomes.push(outcome);
+    }
+    println!("ResNet-50, {} x {} pixels, batch {batch}\n", image[0], image[1]);
+    println!("{}", table(&modes, &outcomes, batch));
+    Ok(outcomes.iter().all(|outcome| outcome.error.is_none()))
+}
+
+fn write(lines: &mut Lines, outcome: &Outcome) -> Result<()> {
+    outcome.report.as_ref().map_or(Ok(()), |report| lines.write(report))
+}
+
+/// The work in one mode, in a process of its own, or its plan where the machine is too small.
+fn trained(
+    mode: &Mode,
+    work: &[String],
+    baseline: Option<&Value>,
+    (image, batch): ([u64; 2], u64),
+    options: &SeedTable,
+    binary: &Binary,
+) -> Outcome {
+    let settings = [work, &mode.settings[..]].concat();
+    let given = options.budget.clone().or_else(|| {
+        let peak = ["peak_bytes", "predicted_peak_bytes"];
+        let peak = peak.iter().find_map(|key| baseline?[*key].as_f64())?;
+        Some(((peak * SHARE) as u64).to_string())
+    });
+    let budget = if mode.is_budgeted { given } else { None };
+    let least = image[0] * image[1] * batch * BYTES_PER_PIXEL;
+    let is_predicted = mode.name == BASELINE && free_bytes().is_some_and(|free| least > free);
+    let result = match (mode.is_budgeted, is_predicted) {
+        (true, _) if budget.is_none() => Err(anyhow::anyhow!("the baseline gave no budget")),
+        (_, true) => binary.plan(&settings, None),
+        _ => binary.train(&settings, budget.as_deref()),
+    };
+    let result = result.or_else(|error| match number_after(&format!("{error:#}"), SMALLEST) {
+        // A budget that was asked for is not widened.
+        Some(least) if options.budget.is_none() => {
+            binary.train(&settings, Some(&((least as f64 * BARELY) as u64).to_string()))
+        }
+        _ => Err(error),
+    });
+    match result {
+        Ok(report) => Outcome { report: Some(report), is_predicted, ..Outcome::default() },
+        Err(error) => Outcome { error: Some(format!("{error:#}")), ..Outcome::default() },
+    }
+}
+
+/// Bytes that the system has left.
+fn free_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
+/// Trains the digits, and a ResNet-18 on images if there are some, in the same mode.
+fn judge(mode: &Mode, options: &SeedTable, binary: &Binary, outcome: &mut Outcome) {
+    let seeds = if options.common.quick { options.seeds.min(1) } else { options.seeds };
+    let mut works = vec![Vec::new()];
+    if let Some(images) = &options.images {
+        let source = format!("data.source={}", images.display());
+        works.push(owned(&["model.name=resnet18", &source]));
+    }
+    for (work, accuracy) in works.into_iter().zip(&mut outcome.accuracy) {
+        let mut all = Vec::new();
+        for seed in 0..seeds {
+            let mut settings = [work.clone(), of_digits(mode)].concat();
+            settings.push(format!("train.seed={seed}"));
+            settings.push(format!("train.epochs={}", options.epochs));
+            if options.common.quick {
+                settings.push("train.max_updates=1".to_string());
+            }
+            match binary.train(&settings, None) {
+                Ok(report) => all.extend(report["accuracy"].as_f64()),
+                Err(error) => outcome.error = Some(format!("accuracy: {error:#}")),
+            }
+        }
+        *accuracy = mean(&all);
+    }
+}
+
+/// A mode's settings for another work: one with a budget recomputes all, and cuts its batches.
+fn of_digits(mode: &Mode) -> Vec<String> {
+    let is_ours = |setting: &&String| {
+        !setting.starts_with("train.accumulate") && !setting.contains("=planned")
+    };
+    let mut settings: Vec<String> = mode.settings.iter().filter(is_ours).cloned().collect();
+    let cuts = mode.is_budgeted || mode.settings.len() != settings.len();
+    if mode.is_budgeted {
+        settings.push(RECOMPUTE.to_string());
+    }
+    if cuts {
+        settings.push(format!("train.accumulate={PIECES}"));
+    }
+    settings
+}
+
+fn table(modes: &[Mode], outcomes: &[Outcome], batch: u64) -> String {
+    let mut lines = vec![
+        "| mode | counted peak MiB | resident peak MiB | peak / baseline | s/sample | speed / baseline | \
+         accuracy, digits | lost, points | accuracy, images | lost, points |"
+            .to_string(),
+        format!("|{}", "---|".repeat(10)),
+    ];
+    let baseline = outcomes.first();
+    lines.extend(
+        modes.iter().zip(outcomes).map(|(mode, outcome)| row(mode, outcome, baseline, batch)),
+    );
+    lines.join("\n")
+}
+
+fn row(mode: &Mode, outcome: &Outcome, baseline: Option<&Outcome>, batch: u64) -> String {
+    if let (Some(error), None) = (&outcome.error, &outcome.report) {
+        return format!("| {} | did not run: {error} |{}", mode.name, " |".repeat(8));
+    }
+    let number = |outcome: &Outcome, key: &str| outcome.report.as_ref()?[key].as_f64();
+    let peak = |outcome: &Outcome| match outcome.is_predicted {
+        true => number(outcome, "predicted_peak_bytes"),
+        false => number(outcome, "peak_bytes"),
+    };
+    let ratio = |ours: Option<f64>, base: Option<f64>| Some(ours? / base?);
+    let base = |f: &dyn Fn(&Outcome) -> Option<f64>| baseline.and_then(f);
+    let secs = |outcome: &Outcome| Some(number(outcome, "secs_per_step")? / batch as f64);
+    let bytes = |bytes: Option<f64>| bytes.map_or("-".to_string(), mib);
+    let budget = number(outcome, "budget_bytes");
+    let note = match (&outcome.error, outcome.is_predicted, budget) {
+        (Some(error), ..) => format!(" ({error})"),
+        (None, true, _) => " (predicted)".to_string(),
+        (None, false, Some(budget)) => format!(", {} MiB", mib(budget)),
+        (None, false, None) => String::new(),
+    };
+    let accuracy = |i: usize| {
+        let lost = base(&|b| b.accuracy[i]).zip(outcome.accuracy[i]).map(|(b, a)| 100.0 * (b - a));
+        format!("{} | {}", cell(outcome.accuracy[i].map(|a| 100.0 * a), 2), cell(lost, 2))
+    };
+    format!(
+        "| {}{note} | {} | {} | {} | {} | {} | {} | {} |",
+        mode.name,
+        bytes(peak(outcome)),
+        bytes(number(outcome, "rss_peak_bytes")),
+        cell(ratio(peak(outcome), base(&peak)), 3),
+        cell(secs(outcome), 3),
+        cell(ratio(base(&secs), secs(outcome)), 2),
+        accuracy(0),
+        accuracy(1),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_equal() {
+        assert_eq!([8, 4, 6, 1, 7].map(most_pieces), [4, 4, 3, 1, 1]);
+    }
+
+    #[test]
+    fn the_digits_are_judged_in_the_same_mode() {
+        let modes = modes(1);
+        let of =
+            |name: &str| of_digits(modes.iter().find(|mode| mode.name == name).expect("a mode"));
+        assert_eq!(of(BASELINE), [""; 0]);
+        assert_eq!(of("mixed, accumulation"), [MIXED, "train.accumulate=4"]);
+        let everything = [MIXED, NARROW_STATE, RECOMPUTE, "train.accumulate=4"];
+        assert_eq!(of("everything under a budget"), everything);
+    }
+
+    #[test]
+    fn rows_are_beside_the_baseline() {
+        const M: u64 = 1 << 20;
+        let outcome = |peak: u64, secs: f64, accuracy: f64| Outcome {
+            report: Some(json!({"peak_bytes": peak * M, "secs_per_step": secs})),
+            accuracy: [Some(accuracy), None],
+            ..Outcome::default()
+        };
+        let failed = Outcome { error: Some("no".to_string()), ..Outcome::default() };
+        let table =
+            table(&modes(8)[..3], &[outcome(100, 8.0, 0.99), outcome(50, 4.0, 0.985), failed], 8);
+        let line = "| mixed precision | 50.0 | - | 0.500 | 0.500 | 2.00 | 98.50 | 0.50 | - | - |";
+        assert!(table.contains(line), "{table}");
+        assert!(table.contains("| mixed, accumulation | did not run: no |"), "{table}");
+        let foreseen = Outcome {
+            report: Some(json!({"predicted_peak_bytes": 10 * M})),
+            is_predicted: true,
+            ..Outcome::default()
+        };
+        let line = row(&modes(1)[0], &foreseen, Some(&foreseen), 1);
+        assert!(line.starts_with("| baseline f32 (predicted) | 10.0 | - | 1.000 | - |"), "{line}");
+    }
+}
