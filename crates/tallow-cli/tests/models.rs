@@ -173,6 +173,35 @@ fn weights_of_hugging_face_are_a_start() {
     refused(&["sample", given.to_str().expect("a path")], "name one by --tokenizer");
 }
 
+/// A tokenizer of words, whose texts no bytes make.
+const WORDS: &str = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],
+"normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
+"model":{"type":"WordLevel","vocab":{"?":0,"fat":1,"light":2,"tallow":3},"unk_token":"?"}}"#;
+
+/// With the tokenizer that the run had, unless another is named.
+#[test]
+fn samples_are_in_the_words_of_the_run() {
+    let folder = folder("words");
+    let (file, texts) = (folder.join("tokenizer.json"), folder.join("texts.txt"));
+    fs::write(&file, WORDS).expect("written");
+    fs::write(&texts, "tallow light fat\n".repeat(60)).expect("written");
+    let [tokenizer, source, cache] =
+        [("tokenizer", &file), ("source", &texts), ("cache_dir", &folder)]
+            .map(|(key, path)| format!("data.{key}={}", path.display()));
+    let out = folder.join("out");
+    let start = ["model.name=gpt2", "model.context=16", &tokenizer, &source, &cache];
+    said(&tallow(&train(&out, &[&SMALL[..], &start].concat())));
+    let effective = fs::read_to_string(out.join("effective.toml")).expect("values in force");
+    assert!(effective.contains("vocab = 4"), "{effective}");
+    let sample = ["sample", out.to_str().expect("a path"), "--prompt", "tallow"];
+    let text = said(&tallow(&[&sample[..], &["--tokens", "9"]].concat()));
+    let words: Vec<&str> = text.trim_start_matches("tallow").split_whitespace().collect();
+    let is_known = |word: &&str| ["?", "fat", "light", "tallow"].contains(word);
+    assert!(words.len() == 9 && words.iter().all(is_known), "{text}");
+    fs::remove_file(&file).expect("removed");
+    refused(&sample, "name it by --tokenizer");
+}
+
 #[test]
 fn samples_repeat_themselves() {
     let folder = folder("sample");

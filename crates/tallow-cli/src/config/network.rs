@@ -481,7 +481,10 @@ fn size(key: &str, given: Option<usize>, start: usize, is_of_file: bool) -> Resu
 }
 
 fn heads(dim: usize, heads: usize) -> Result<()> {
-    ensure!(dim % heads == 0, "model.n_heads {heads} does not divide model.model_dim {dim}");
+    ensure!(
+        dim.is_multiple_of(heads),
+        "model.n_heads {heads} does not divide model.model_dim {dim}"
+    );
     Ok(())
 }
 
