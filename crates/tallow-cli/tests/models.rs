@@ -78,7 +78,7 @@ fn every_network_trains_and_keeps_a_budget() {
     for (name, settings) in [("gpt2", &language[..]), ("llama", &language), ("vit", &SMALL)] {
         let out = folder.join(name);
         let model = format!("model.name={name}");
-        let settings = [&settings[..], &[&model]].concat();
+        let settings = [settings, &[&model]].concat();
         let first = said(&tallow(&train(&out, &settings)));
         assert!(first.contains(name), "{first}");
         let report = report(&out);
