@@ -250,7 +250,7 @@ pub(super) const KEYS: &[Key] = {
             "store",
             Named,
             "{ aws_region = \"eu-central-1\" }",
-            "Options of the store; secrets belong into the environment.",
+            "Options of the store; secrets belong in the environment.",
         ),
         key(
             "data",

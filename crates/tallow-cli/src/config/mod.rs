@@ -11,6 +11,7 @@ mod memory;
 mod network;
 mod optimizer;
 mod precision;
+mod sampled;
 mod schema;
 mod source;
 mod weights;
@@ -20,6 +21,7 @@ pub(crate) use files::{Format, Spent};
 pub(crate) use network::{Model, Shape as DataShape};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
+pub(crate) use sampled::{Tokenized, network_of, network_of_weights};
 pub(crate) use source::Opened;
 
 use anyhow::{Context, Result, ensure};
@@ -30,7 +32,7 @@ use optimizer::{OptimizerSection, State};
 use precision::{Compute, PrecisionSection};
 use serde::Deserialize;
 use source::Source;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tallow_train::{
     BatchSplit, Gradients,
     accum::Clip,
@@ -244,40 +246,6 @@ pub(crate) fn documented_defaults() -> Result<String> {
 /// None: the defaults are a configuration.
 pub(crate) fn schema() -> Result<serde_json::Value> {
     Ok(schema::schema(&load(None, &[], None)?.effective(None)))
-}
-
-/// What made the tokens that a run learnt.
-pub(crate) enum Tokenized {
-    /// Each byte is one.
-    Bytes,
-    /// A `tokenizer.json`.
-    By(PathBuf),
-    /// Something before the run.
-    Unknown,
-}
-
-/// The network of the run whose values in force are in `path`, its seed, and what made its tokens.
-///
-/// # Errors
-/// If the file cannot be read.
-pub(crate) fn network_of(path: &Path) -> Result<(Model, u64, Tokenized)> {
-    let mut table = read(path)?;
-    let train: Train = section(&mut table, "train")?;
-    let model: ModelSection = section(&mut table, "model")?;
-    let data: DataSection = section(&mut table, "data")?;
-    let seed = train.seed.unwrap_or(0);
-    Ok((model.checked(&data, seed)?, seed, data.tokenized()))
-}
-
-/// The network of published weights: its configuration lies beside them.
-///
-/// # Errors
-/// If they cannot be read, or nothing says which network they are of.
-pub(crate) fn network_of_weights(path: &Path) -> Result<Model> {
-    let model = ModelSection::of_weights(path).checked(&DataSection::default(), 0)?;
-    let weights = model.weights.as_ref().and_then(|weights| weights.model_type());
-    ensure!(weights.is_some(), "`{}`: no config.json beside it names a network", path.display());
-    Ok(model)
 }
 
 /// What a table of sections means.
