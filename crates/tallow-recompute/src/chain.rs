@@ -41,12 +41,34 @@ pub struct Chain<'a> {
     pub check: Check,
     /// How the inputs of recomputed segments wait.
     pub saved: Saved,
+    /// Who else may hold the gradient of a segment's input.
+    pub aside: Arc<dyn Aside>,
+}
+
+/// Keeps gradients of segments' inputs out of candle's store, which makes zeros for each and adds to
+/// them.
+pub trait Aside: Send + Sync {
+    /// Backward of the segment that reads the variable `x` begins.
+    fn want(&self, x: &Tensor);
+    /// It has ended: what of the gradient of `x` is not in candle's store.
+    fn take(&self, x: &Tensor) -> Option<Tensor>;
+}
+
+/// All gradients are in candle's store.
+pub struct NoAside;
+
+impl Aside for NoAside {
+    fn want(&self, _: &Tensor) {}
+    fn take(&self, _: &Tensor) -> Option<Tensor> {
+        None
+    }
 }
 
 impl<'a> Chain<'a> {
     /// No hidden state, shapes checked, inputs kept as they are.
     pub fn new(segments: Vec<Segment<'a>>) -> Self {
-        Self { segments, replay: Arc::new(NoReplay), check: Check::Shape, saved: Saved::AsIs }
+        let (replay, aside) = (Arc::new(NoReplay), Arc::new(NoAside));
+        Self { segments, replay, check: Check::Shape, saved: Saved::AsIs, aside }
     }
 
     /// Runs the chain as planned; the output, detached, and the tape that differentiates it.

@@ -112,7 +112,8 @@ impl Chain<'_> {
     }
 
     /// Bytes each segment's kept graph holds, its input excluded, parameters excluded: from the
-    /// tensors in the graph, without any meter. Buffers that ops hide in themselves are missing.
+    /// tensors in the graph, without any meter. What ops hide in themselves is missing: buffers, and
+    /// all that the operations of `tallow-tensor` keep.
     pub fn estimate_kept_bytes(&self, x: &Tensor) -> Result<Vec<u64>> {
         let mark = self.replay.mark();
         replay::at(&mark, "estimate", || {
@@ -169,7 +170,11 @@ impl Chain<'_> {
         let params = variables(std::slice::from_ref(&y));
         let start = Start::of(bytes);
         let root = seed(&y, grad)?;
+        if tracked {
+            self.aside.want(&leaf);
+        }
         let grads = root.backward()?;
+        let _of_input = self.aside.take(&leaf);
         cost.backward_secs = start.since.elapsed().as_secs_f64();
         cost.backward_peak_bytes = start.peak(bytes) + HEADER_BYTES;
         cost.input_grad_bytes = if tracked { bytes_of(x) } else { 0 };

@@ -43,7 +43,7 @@ mod sink;
 mod tape;
 
 pub use crate::{
-    chain::{Chain, Segment},
+    chain::{Aside, Chain, NoAside, Segment},
     cost::{Bytes, SegmentCost},
     error::{Error, Result},
     plan::{Plan, Step},

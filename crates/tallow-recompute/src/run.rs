@@ -181,12 +181,20 @@ impl<'c, 'a> Run<'c, 'a> {
         }
         let root = join(&roots)?;
         drop(roots);
+        let aside = &self.chain.aside;
+        if wanted {
+            aside.want(&x);
+        }
         let grads = root.backward();
         drop(root);
         let mut grads =
             grads.map_err(|error| Error::segment(self.name(segment), "backward", error))?;
         // Candle's gradients have a graph of their own, which holds activations: it goes here.
-        let grad_x = if wanted { grads.remove(&x).map(|grad| grad.detach()) } else { None };
+        let grad_x = match wanted.then(|| (grads.remove(&x), aside.take(&x))) {
+            Some((Some(one), Some(two))) => Some((one + two)?.detach()),
+            Some((one, two)) => one.or(two).map(|grad| grad.detach()),
+            None => None,
+        };
         drop(x);
         // Candle also leaves gradients of untracked operands.
         let mut of_params = GradStore::default();

@@ -14,6 +14,8 @@ use std::{
 
 struct Store {
     wanted: Arc<HashSet<TensorId>>,
+    /// Wanted beside these, one by one.
+    more: HashSet<TensorId>,
     /// Variable and gradient.
     grads: HashMap<TensorId, (Tensor, Tensor)>,
 }
@@ -34,7 +36,7 @@ pub fn set_aside<R>(wanted: Arc<HashSet<TensorId>>, work: impl FnOnce() -> R) ->
             let _ours = STORE.replace(self.0.take());
         }
     }
-    let _back = Back(STORE.replace(Some(Store { wanted, grads: HashMap::new() })));
+    let _back = Back(STORE.replace(Some(Store { wanted, more: HashSet::new(), grads: HashMap::new() })));
     work()
 }
 
@@ -55,18 +57,36 @@ pub fn take_aside(grads: &mut GradStore) -> Result<u64> {
     Ok(n_bytes)
 }
 
+/// Sets the gradient of `var` aside too, until [`take_one`]. Nothing happens outside [`set_aside`].
+pub fn want_one(var: &Tensor) {
+    STORE.with_borrow_mut(|store| {
+        if let Some(store) = store {
+            store.more.insert(var.id());
+        }
+    });
+}
+
+/// The gradient of `var` that was set aside since [`want_one`].
+pub fn take_one(var: &Tensor) -> Option<Tensor> {
+    STORE.with_borrow_mut(|store| {
+        let store = store.as_mut()?;
+        store.more.remove(&var.id());
+        store.grads.remove(&var.id()).map(|(_, grad)| grad)
+    })
+}
+
 /// Takes those of `grads` whose operand is wanted.
 pub(crate) fn divert(args: &[&Tensor], grads: &mut [Option<Tensor>]) -> Result<()> {
     STORE.with_borrow_mut(|store| {
         let Some(store) = store else { return Ok(()) };
         for (arg, grad) in args.iter().zip(grads) {
-            if !store.wanted.contains(&arg.id()) {
+            if !store.wanted.contains(&arg.id()) && !store.more.contains(&arg.id()) {
                 continue;
             }
             let Some(grad) = grad.take() else { continue };
             let sum = match store.grads.remove(&arg.id()) {
                 None => grad,
-                Some((_, sum)) => (sum + grad)?.detach(),
+                Some((_, sum)) => crate::ops::add(&sum, &grad.detach())?.detach(),
             };
             store.grads.insert(arg.id(), ((*arg).clone(), sum));
         }

@@ -13,7 +13,7 @@ use tallow_memory::{Meter, Watermark};
 use tallow_models::{Score, Segments};
 use tallow_precision::Masters;
 use tallow_recompute::{
-    Again, Bytes, Chain, Check as RecomputeCheck, Plan, Saved, Segment, SegmentCost,
+    Again, Aside, Bytes, Chain, Check as RecomputeCheck, Plan, Saved, Segment, SegmentCost,
 };
 use tallow_tensor::{aside, ops::CrossEntropy, pass};
 
@@ -215,7 +215,13 @@ impl<M: Segments> Work<'_, M> {
             Ok(loss.sum)
         }));
         let Passes { check, saved, .. } = self.passes;
-        Chain { segments, replay: Arc::new(here), check, saved: saved.clone() }
+        Chain {
+            segments,
+            replay: Arc::new(here),
+            check,
+            saved: saved.clone(),
+            aside: Arc::new(OfTensor),
+        }
     }
 }
 
@@ -265,6 +271,18 @@ impl Bytes for Drain<'_> {
 pub(crate) fn variables(masters: &Masters) -> Arc<HashSet<TensorId>> {
     let all = masters.params().into_iter().chain(masters.copies());
     Arc::new(all.map(|(_, var)| var.as_tensor().id()).collect())
+}
+
+/// Where tallow's operations leave gradients.
+struct OfTensor;
+
+impl Aside for OfTensor {
+    fn want(&self, x: &Tensor) {
+        aside::want_one(x);
+    }
+    fn take(&self, x: &Tensor) -> Option<Tensor> {
+        aside::take_one(x)
+    }
 }
 
 /// The hidden state of tallow's layers: their random draws, and statistics that move once.
