@@ -36,7 +36,8 @@ pub fn set_aside<R>(wanted: Arc<HashSet<TensorId>>, work: impl FnOnce() -> R) ->
             let _ours = STORE.replace(self.0.take());
         }
     }
-    let _back = Back(STORE.replace(Some(Store { wanted, more: HashSet::new(), grads: HashMap::new() })));
+    let _back =
+        Back(STORE.replace(Some(Store { wanted, more: HashSet::new(), grads: HashMap::new() })));
     work()
 }
 
