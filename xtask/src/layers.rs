@@ -17,6 +17,8 @@ pub(crate) enum Role {
     Task,
     /// May use whatever it measures.
     Bench,
+    /// A program for people to read.
+    Example,
 }
 
 /// A crate of the workspace and the crates that it may depend on.
@@ -37,6 +39,8 @@ const KERNELS: &[&str] = &["tallow-kernels"];
 pub(crate) const LAYERS: &[Layer] = &[
     layer("xtask", Role::Task, &[]),
     layer("tallow-bench", Role::Bench, &[]),
+    layer("nano", Role::Example, &["tallow"]),
+    layer("candle-drop-in", Role::Example, &["tallow-recompute", "tallow-memory"]),
     layer("tallow", Role::Facade, &[]),
     layer(
         "tallow-cli",
@@ -122,7 +126,7 @@ fn violation(metadata: &Metadata, from: &Layer, dependency: &Dependency) -> Opti
         _ if dependency.kind == Some(Kind::Dev) => false,
         Role::Engine | Role::Facade => NOT_IN_ENGINES.contains(&&**to),
         Role::TestKit | Role::Bench => to == "anyhow",
-        Role::Binary | Role::Task => false,
+        Role::Binary | Role::Task | Role::Example => false,
     };
     banned.then(|| format!("`{name}` must not depend on `{to}`"))
 }

@@ -6,10 +6,13 @@ mod data_bench;
 mod memory_log;
 mod metrics;
 mod observer;
+mod page;
 mod plan;
 mod report;
 mod run_dir;
+mod sample;
 mod signals;
+mod tensorboard;
 mod train;
 mod view;
 mod workload;
@@ -20,6 +23,7 @@ use run_dir::Start;
 use signals::Signals;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 use tallow_memory::CountingAllocator;
+use view::say;
 
 /// Counts every byte that the process asks for. mimalloc keeps freed pages mapped, which saves the
 /// page faults that dominate elementwise work under the system allocator.
@@ -50,6 +54,15 @@ enum Command {
     Train(TrainArguments),
     /// Say how a model would be trained within a budget and what its peak would be, without training.
     Plan(PlanArguments),
+    /// Draw a run as one HTML page, report.html in its folder.
+    Report {
+        /// Folder of the run.
+        folder: PathBuf,
+    },
+    /// Go on with a text: a look at what a language model has learned.
+    Sample(SampleArguments),
+    /// Say what can be configured.
+    Config(ConfigArguments),
     /// Look at data sets.
     #[command(subcommand)]
     Data(DataCommand),
@@ -76,6 +89,41 @@ struct BenchArguments {
     /// As JSON.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(clap::Args)]
+struct SampleArguments {
+    /// Folder of a run, or weights with their config.json: a file or a folder.
+    path: PathBuf,
+    /// What to go on with.
+    #[arg(long, default_value = "\n")]
+    prompt: String,
+    /// Tokens to add; 200, or as many as the model has positions for, if not given.
+    #[arg(long)]
+    tokens: Option<usize>,
+    /// Divides the logits; 0: always the likeliest token.
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Draw from so many of the likeliest only.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Of the draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The tokenizer, a tokenizer.json; that beside the weights, or bytes, if not given.
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+#[group(required = true)]
+struct ConfigArguments {
+    /// Every key with its default and what it is for, as TOML.
+    #[arg(long)]
+    print_defaults: bool,
+    /// A JSON schema.
+    #[arg(long, conflicts_with = "print_defaults")]
+    schema: bool,
 }
 
 #[derive(clap::Args)]
@@ -152,6 +200,29 @@ fn run(arguments: Arguments) -> Result<u8> {
         Command::Plan(PlanArguments { config, set, budget, json }) => {
             let config = config::load(config.as_deref(), &set, budget.as_deref())?;
             plan::run(&config, json, &ALLOCATOR).map(|()| 0)
+        }
+        Command::Report { folder } => {
+            say!("{}", page::write(&folder)?.display());
+            Ok(0)
+        }
+        Command::Sample(SampleArguments {
+            path,
+            prompt,
+            tokens,
+            temperature,
+            top_k,
+            seed,
+            tokenizer,
+        }) => {
+            let sampling = sample::sampling(temperature, top_k, seed);
+            sample::run(&path, &prompt, tokens, &sampling, tokenizer.as_deref()).map(|()| 0)
+        }
+        Command::Config(ConfigArguments { schema, .. }) => {
+            match schema {
+                true => say!("{:#}", config::schema()?),
+                false => say!("{}", config::documented_defaults()?),
+            }
+            Ok(0)
         }
         Command::Data(DataCommand::Inspect(InspectArguments { path, json, sheet })) => {
             data::inspect(&path, json, sheet.as_deref()).map(|()| 0)

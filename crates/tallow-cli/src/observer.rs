@@ -5,6 +5,7 @@ use crate::{
     memory_log::LeakWatch,
     metrics::{Metrics, Moment},
     run_dir::{RunDir, Start},
+    tensorboard::Events,
     view::{View, say},
 };
 use anyhow::{Context, Result};
@@ -18,6 +19,7 @@ use tallow_train::{
 pub(crate) struct Observer<'a> {
     view: View<'a>,
     metrics: Metrics,
+    events: Events,
     leak: LeakWatch,
     checkpoints: Option<Checkpoints>,
     every: Option<u64>,
@@ -57,8 +59,9 @@ impl<'a> Observer<'a> {
         }
         let (n_windows, epoch) = (trainer.n_windows(), progress.cursor.epoch);
         let metrics = Metrics::open(dir.folder(), n_windows, epoch)?;
+        let events = Events::open(dir.folder(), n_windows)?;
         let (leak, every, failure) = (LeakWatch::new(), config.checkpoint_every, None);
-        Ok((Self { view, metrics, leak, checkpoints, every, meter, failure }, progress))
+        Ok((Self { view, metrics, events, leak, checkpoints, every, meter, failure }, progress))
     }
 
     /// Takes note of what happened; a failure to write ends the run at its next update.
@@ -80,6 +83,7 @@ impl<'a> Observer<'a> {
             meter: self.meter,
         };
         let written = self.metrics.write(event, &moment);
+        let written = written.and_then(|()| self.events.write(event, &moment));
         let saved = written.and_then(|()| self.save(trainer, progress, event));
         if let Err(error) = saved {
             self.failure.get_or_insert(error);

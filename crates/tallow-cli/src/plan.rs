@@ -2,7 +2,7 @@
 
 use crate::{
     config::Config,
-    report::bytes_key,
+    report::by_category,
     view::{mib, say},
     workload::Work,
 };
@@ -34,10 +34,8 @@ pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<(
 }
 
 fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
-    let terms = candidate.terms.iter();
-    let terms = terms.map(|(category, bytes)| (bytes_key(category), json!(bytes)));
     json!({
-        "model": config.model.name(),
+        "model": config.model.network.name(),
         "batch": config.batch,
         "micro_batch": candidate.micro_batch,
         "precision": config.precisions[candidate.policy].name,
@@ -46,7 +44,7 @@ fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
         "optimizer": config.optimizers[candidate.optimizer].name,
         "predicted_peak_bytes": candidate.peak_bytes(),
         "predicted_secs_per_sample": candidate.secs_per_sample,
-        "terms": terms.collect::<serde_json::Map<_, _>>(),
+        "terms": by_category(&candidate.terms),
     })
 }
 
@@ -54,7 +52,7 @@ fn table(config: &Config, found: &Found) {
     let chosen = &found.candidates[found.chosen];
     let budget =
         config.budget.map_or("no budget".to_string(), |b| format!("a budget of {}", mib(b)));
-    say!("{}, batch {}, {budget}; chosen:", config.model.name(), config.batch);
+    say!("{}, batch {}, {budget}; chosen:", config.model.network.name(), config.batch);
     say!("  precision        {}", config.precisions[chosen.policy].name);
     say!("  micro-batch      {}", chosen.micro_batch);
     say!("  recompute        {}   [{}]", chosen.choice.recompute, chosen.recompute);

@@ -6,7 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use tallow_memory::Category;
+use tallow_memory::{Category, Terms};
 
 /// `report.json`. A field is `null` where this version has nothing to say.
 #[derive(Clone, Debug, Serialize)]
@@ -73,6 +73,11 @@ fn part(folder: &Path, name: &str) -> PathBuf {
 /// A category as a key of JSON.
 pub(crate) fn bytes_key(category: Category) -> String {
     format!("{}_bytes", category.name().replace(' ', "_"))
+}
+
+/// Bytes by category.
+pub(crate) fn by_category(terms: &Terms) -> serde_json::Map<String, serde_json::Value> {
+    terms.iter().map(|(category, bytes)| (bytes_key(category), bytes.into())).collect()
 }
 
 /// Makes the folder before the run, so that a path that cannot be written ends it at once, and

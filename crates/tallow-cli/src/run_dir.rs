@@ -1,6 +1,9 @@
 //! The folder of a run: what it was told, what it chose, how far it came.
 
-use crate::{config::Config, report};
+use crate::{
+    config::{Choice, Config},
+    report,
+};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,6 +17,7 @@ use tallow_train::{
 };
 
 const CONFIG: &str = "config.toml";
+const EFFECTIVE: &str = "effective.toml";
 const PLAN: &str = "plan.json";
 const CHECKPOINTS: &str = "checkpoints";
 
@@ -33,6 +37,22 @@ pub(crate) fn config_path(folder: &Path) -> PathBuf {
     folder.join(CONFIG)
 }
 
+/// The values in force of the run in `folder`.
+pub(crate) fn effective_path(folder: &Path) -> PathBuf {
+    folder.join(EFFECTIVE)
+}
+
+/// The newest whole weights of the run in `folder`, or their average.
+///
+/// # Errors
+/// If there is no whole checkpoint.
+pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
+    let checkpoints = Checkpoints::look(folder.join(CHECKPOINTS));
+    let newest = checkpoints.newest()?.path;
+    let average = newest.join("average.safetensors");
+    Ok(if average.is_file() { average } else { newest.join("weights.safetensors") })
+}
+
 /// The choice of the run's plan, by names, so that an edited configuration still finds it.
 #[derive(Serialize, Deserialize)]
 struct Chosen {
@@ -41,6 +61,9 @@ struct Chosen {
     micro_batch: usize,
     recompute_plan: String,
     predicted_peak_bytes: u64,
+    /// What that is for.
+    #[serde(default)]
+    terms: serde_json::Map<String, serde_json::Value>,
 }
 
 /// The folder of a run.
@@ -92,6 +115,20 @@ impl<'a> RunDir<'a> {
         Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
     }
 
+    /// Writes down every value in force.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub(crate) fn write_effective(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+        let choice = Choice {
+            precision: chosen.policy,
+            optimizer: chosen.optimizer,
+            micro_batch: chosen.micro_batch,
+        };
+        let effective = toml::to_string_pretty(&config.effective(Some(&choice)))?;
+        report::write_text(self.folder, EFFECTIVE, &effective)
+    }
+
     /// Writes down what was chosen.
     ///
     /// # Errors
@@ -103,6 +140,7 @@ impl<'a> RunDir<'a> {
             micro_batch: chosen.micro_batch,
             recompute_plan: chosen.recompute.to_string(),
             predicted_peak_bytes: chosen.peak_bytes(),
+            terms: report::by_category(&chosen.terms),
         };
         report::write_text(self.folder, PLAN, &(serde_json::to_string_pretty(&chosen)? + "\n"))
     }

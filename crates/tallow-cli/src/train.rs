@@ -92,6 +92,7 @@ fn train<'a>(
         batch: config.batch,
         epochs: config.epochs,
         max_updates: config.max_updates,
+        early_stop_epochs: config.early_stop_epochs,
         seed: config.seed,
     };
     epochs.check()?;
@@ -103,11 +104,10 @@ fn train<'a>(
     );
     let dir = RunDir::prepare(place.folder, place.start, config)?;
     work.check()?;
-    let (weighed, built) = match place.start {
-        Start::Resume if !place.plans_anew && dir.has_plan() => {
-            (vec![dir.read_plan(config, &work.space())?], None)
-        }
-        _ => choose(&work, meter)?,
+    let goes_by_old_plan = place.start == Start::Resume && !place.plans_anew && dir.has_plan();
+    let (weighed, built) = match goes_by_old_plan {
+        true => (vec![dir.read_plan(config, &work.space())?], None),
+        false => choose(&work, meter)?,
     };
     let chosen = &weighed[0];
     let _of_planning = meter.take_trip(); // foreseen, and over
@@ -137,7 +137,10 @@ fn train<'a>(
     introduce(config, &opened, chosen, n_params);
     let view = View::new(n_updates, config.epochs, meter);
     let (mut observer, start) = Observer::begin(&dir, config, &mut trainer, view, meter)?;
-    dir.write_plan(config, chosen)?;
+    dir.write_effective(config, chosen)?;
+    if !goes_by_old_plan {
+        dir.write_plan(config, chosen)?;
+    }
     let outcome = fit(&mut trainer, &epochs, start, |trainer, progress, event| {
         observer.observe(trainer, progress, &event, &schedule);
         Ok(if observer.has_failed() { Flow::Stop } else { signals.flow() })
@@ -146,6 +149,10 @@ fn train<'a>(
         outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
     let view = observer.end()?;
     let Some(held_out) = outcome.held_out else { return Ok((None, view)) };
+    if epochs.has_stalled(&outcome.progress) {
+        let n = outcome.progress.n_since_best;
+        say!("stopped early: no lower held-out loss in {n} epochs");
+    }
     let micro_batch = trainer.split().micro_batch();
     if micro_batch != chosen.micro_batch {
         say!("memory ran out: micro-batches of {micro_batch} in place of {}", chosen.micro_batch);
@@ -218,7 +225,7 @@ fn introduce(config: &Config, opened: &Opened, chosen: &Candidate, n_params: u64
     say!(
         "{}, {n_params} parameters, on {} samples of {} ({} held out), batch {} in micro-batches of \
          {}, {}, {}, recompute {}",
-        config.model.name(),
+        config.model.network.name(),
         opened.train.n_samples(),
         by(&opened.size),
         opened.held_out.n_samples(),
@@ -265,6 +272,7 @@ fn recipe(config: &Config, chosen: &Candidate, n_updates: u64) -> Result<Recipe>
         saved: config.saved.clone(),
         check: config.check,
         label_smoothing: config.label_smoothing,
+        ema_decay: config.ema_decay,
     })
 }
 
@@ -279,7 +287,7 @@ fn summary(
     let secs = progress.training.as_secs_f64();
     Report {
         name: config.source.name(),
-        model: config.model.name().to_string(),
+        model: config.model.network.name().to_string(),
         params,
         batch: config.batch as u64,
         micro_batch: chosen.micro_batch as u64,

@@ -1,18 +1,17 @@
 //! What a configuration trains, for the planner and for the run.
 
-use crate::config::{self, Config, Opened};
+use crate::config::{Config, DataShape, Opened};
 use anyhow::Context;
-use candle_core::Device;
 use std::fs;
 use tallow_data::{Batch, Order, Tail};
 use tallow_memory::Meter;
 use tallow_models::Segments;
 use tallow_train::{
-    Params, Result,
+    Result,
     accum::AccumDType,
     optim::Place,
     plan::{Built, Found, Recomputation, Space, Workload, plan},
-    precision::{self, Masters},
+    precision,
     recompute::{Policy, SegmentCost},
 };
 
@@ -97,6 +96,7 @@ impl Work<'_> {
             prefer: config.prefer.clone(),
             forbid: config.forbid.clone(),
             label_smoothing: config.label_smoothing,
+            has_average: config.ema_decay.is_some(),
         }
     }
 }
@@ -105,17 +105,9 @@ impl Workload for Work<'_> {
     type Model = Model;
 
     fn build(&self, policy: &precision::Policy) -> Result<BuiltModel> {
-        let params = Params::new(self.config.seed);
-        let masters = Masters::new(policy.clone(), params.clone())?;
-        let vb = masters.builder(&Device::Cpu);
-        let model: Model = match &self.config.model {
-            config::Model::ResNet(kind) => {
-                let config = kind.config(self.opened.channels, self.opened.n_classes);
-                Box::new(config.build(vb)?)
-            }
-            config::Model::Gpt2(config) => Box::new(config.build(vb)?),
-        };
-        Ok(Built { model, masters, buffers: params.buffers() })
+        let Opened { channels, n_classes, size, .. } = self.opened;
+        let shape = DataShape { channels: *channels, n_classes: *n_classes, size };
+        self.config.model.build(policy, self.config.seed, &shape)
     }
 
     fn batch(&self, policy: &precision::Policy, n_samples: usize) -> Result<Batch> {

@@ -181,7 +181,7 @@ fn bad_data_is_refused_by_name() {
 fn unknown_words_are_refused_by_name() {
     refused(&["train", "--frobnicate"], "--frobnicate");
     refused(&["trian"], "trian");
-    refused(&["train", "--set", "train.btach=3"], "section `train`: unknown field `btach`");
+    refused(&["train", "--set", "train.btach=3"], "train.btach is unknown; did you mean `batch`?");
     refused(&["train", "--set", "memry.budget=1"], "section `memry` is unknown");
     refused(&["train", "--budget", "1"], "nothing fits 1 bytes: the smallest needs");
     refused(&["train", "--budget", "lots"], "memory.budget: `lots` is no number of bytes");

@@ -346,7 +346,7 @@ fn rows_and_shards_of_tokens() {
     losses(&folder, shards, &settings);
     refused(
         &train(&folder, shards, &[&settings[..], &["data.tokenizer=x"]].concat()),
-        "x` does not exist",
+        "holds no texts",
     );
 }
 

@@ -28,9 +28,7 @@ impl Isa {
     /// The best that this processor has, and that the system lets this process use.
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        {
-            return crate::x86::best();
-        }
+        return crate::x86::best();
         #[cfg(not(target_arch = "x86_64"))]
         Self::Portable
     }

@@ -163,6 +163,14 @@ pub enum WeightsError {
         /// Its dtype.
         dtype: DType,
     },
+    /// A tensor that no parameter takes, where all should be taken.
+    #[error("`{name}` is in {path}, but not in the model", path = path.display())]
+    Unused {
+        /// The tensor.
+        name: String,
+        /// The file, or the first of several.
+        path: PathBuf,
+    },
 }
 
 /// What this crate's functions return.

@@ -58,6 +58,26 @@ impl LlamaConfig {
     /// How its linear weights lie.
     pub const LAYOUT: WeightLayout = WeightLayout::OutIn;
 
+    /// A Llama as wide and deep as the smallest GPT-2, with the vocabulary of Llama 2: 100M parameters.
+    pub fn small() -> Self {
+        Self {
+            vocab: 32_000,
+            context: 1024,
+            model_dim: 768,
+            hidden_dim: 2048,
+            n_layers: 12,
+            n_heads: 12,
+            n_kv_heads: 4,
+            head_dim: 64,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            tied: true,
+            attention_bias: false,
+            mlp_bias: false,
+        }
+    }
+
     /// Llama 3.2 of 1.24 billion parameters.
     pub fn llama3_2_1b() -> Self {
         Self {

@@ -226,7 +226,20 @@ fn entries(
         }
         tensors.insert(name.clone(), entry);
     }
-    Ok(tensors)
+    let mut places: Vec<(u64, u64)> =
+        tensors.values().map(|e: &Entry| (e.start, e.start + e.n_bytes)).collect();
+    places.sort_unstable();
+    let mut end = data_start;
+    for (start, next_end) in places {
+        if start != end {
+            return Err("tensors that overlap, or a hole between them".to_string());
+        }
+        end = next_end;
+    }
+    match end == file_bytes {
+        true => Ok(tensors),
+        false => Err(format!("{} bytes behind the last tensor", file_bytes - end)),
+    }
 }
 
 fn entry(value: &Value, data_start: u64) -> Option<Entry> {

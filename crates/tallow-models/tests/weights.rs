@@ -132,7 +132,7 @@ fn other_dtypes_are_refused_when_asked_for() {
 
 /// A header's numbers are checked before a byte is allocated for them.
 #[test]
-fn damaged_files_are_refused() {
+fn res_5_damaged_files_are_refused() {
     let to = folder("damaged");
     let good = to.join("good.safetensors");
     weights::save(&params(DType::F32), &good, "").expect("written");
@@ -159,6 +159,31 @@ fn damaged_files_are_refused() {
             ),
             "the shape of `a`",
         ),
+        (
+            "overlapping",
+            with_header(
+                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#,
+            ),
+            "tensors that overlap",
+        ),
+        (
+            "hole",
+            with_header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#),
+            "a hole between them",
+        ),
+        (
+            "tail",
+            with_header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#),
+            "4 bytes behind the last tensor",
+        ),
+        (
+            "twice",
+            with_header(
+                r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#,
+            ),
+            "a hole between them",
+        ),
+        ("padded", with_header("{}\0\0"), "no JSON object"),
         (
             "backwards",
             with_header(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#),

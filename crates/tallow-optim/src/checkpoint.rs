@@ -7,18 +7,19 @@
 use crate::{
     composed,
     config::{Algorithm, Config},
-    error::{Error, Result, StateError},
+    error::{Result, StateError},
     file::StateFile,
     optimizer::{Optimizer, Param, State},
     price::StateFormat,
+    saved::Saved,
 };
 use candle_core::{DType, Tensor};
 use half::bf16;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::{Dtype, SafeTensorError, View};
 use std::{
     borrow::Cow,
     cell::RefCell,
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io,
@@ -62,28 +63,38 @@ impl Optimizer {
 
     /// Replaces all states and counts by those of `path`. The learning rate is not among them.
     ///
-    /// *Memory:* the whole file, until it returns.
+    /// *Memory:* the header; of states in a file or on another device, one plane at a time.
     /// # Errors
     /// If the file is cut short, belongs to another optimizer or configuration, or does not hold
     /// the states of exactly these parameters: then the old states are intact. Only a device that
-    /// runs out of memory, or a state file that cannot be written, leaves a mixture; a parameter
-    /// that was being written is then refused as torn.
+    /// runs out of memory, or a file that the system does not read or write to its end, leaves a
+    /// mixture; a parameter that was being written to a state file is then refused as torn.
     pub fn load(&mut self, path: &Path) -> Result<()> {
-        let bytes = fs::read(path);
-        let bytes = bytes.map_err(|source| StateError::Io { path: path.to_owned(), source })?;
-        let damaged = |source| {
-            let (path, n_bytes) = (path.to_owned(), bytes.len() as u64);
-            StateError::Damaged { path, n_bytes, source }
-        };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-        check_identity(path, &self.config, header.metadata())?;
-        let counts = check_tensors(path, &self.params, &tensors)?;
+        let io = |source| StateError::Io { path: path.to_owned(), source };
+        let mut from = Saved::open(path)?;
+        check_identity(path, &self.config, &from.metadata)?;
+        let counts = check_tensors(path, &self.params, &mut from)?;
         for (param, t) in self.params.iter_mut().zip(counts) {
-            fill(param, self.file.as_ref(), &tensors).map_err(|error| match error {
-                Fill::Refused(error) => error,
-                Fill::Tensors(error) => damaged(error).into(),
-            })?;
+            for (i, plane) in param.plan.planes.iter().enumerate() {
+                let name = format!("{}.{}", param.name, plane.suffix);
+                match (&mut param.state, self.file.as_ref()) {
+                    (State::Ram(planes), _) => from.read(&name, &mut planes[i]).map_err(io)?,
+                    (State::File { starts, is_torn }, Some(file)) => {
+                        let bytes = from.bytes(&name).map_err(io)?;
+                        *is_torn = true;
+                        file.write(starts[i], &bytes)?;
+                    }
+                    (State::File { .. }, None) => unreachable!("a state in a file has a file"),
+                    (State::Device(state), _) => {
+                        let (dtype, device) = (composed::dtype_of(plane.dtype), param.var.device());
+                        let bytes = from.bytes(&name).map_err(io)?;
+                        state[i] = Tensor::from_raw_buffer(&bytes, dtype, &plane.dims, device)?;
+                    }
+                }
+            }
+            if let State::File { is_torn, .. } = &mut param.state {
+                *is_torn = false;
+            }
             param.t = t;
         }
         Ok(())
@@ -238,12 +249,12 @@ fn identity(config: &Config) -> HashMap<String, String> {
 fn check_identity(
     path: &Path,
     config: &Config,
-    found: &Option<HashMap<String, String>>,
+    found: &BTreeMap<String, String>,
 ) -> Result<(), StateError> {
     let wanted = identity(config);
     // The format first: a file of another kind lacks the other keys as well.
     for key in ["format", "algorithm", "state", "weights", "seed"] {
-        let found = found.as_ref().and_then(|map| map.get(key)).map_or(ABSENT, String::as_str);
+        let found = found.get(key).map_or(ABSENT, String::as_str);
         if found != wanted[key] {
             let (path, key) = (path.to_owned(), key.to_owned());
             let (found, wanted) = (found.to_owned(), wanted[&key].clone());
@@ -254,18 +265,14 @@ fn check_identity(
 }
 
 /// Checks that the file holds the states of exactly these parameters; returns their counts.
-fn check_tensors(
-    path: &Path,
-    params: &[Param],
-    tensors: &SafeTensors,
-) -> Result<Vec<u64>, StateError> {
+fn check_tensors(path: &Path, params: &[Param], from: &mut Saved) -> Result<Vec<u64>, StateError> {
     let error = |tensor: &str, found: String, wanted: String| StateError::Tensor {
         path: path.to_owned(),
         tensor: tensor.to_owned(),
         found,
         wanted,
     };
-    let say = |dtype: Dtype, dims: &[usize]| format!("{dtype:?} {dims:?}");
+    let say = |dtype: &str, dims: &[usize]| format!("{dtype} {dims:?}");
     let mut known = HashSet::new();
     let mut counts = Vec::with_capacity(params.len());
     for param in params {
@@ -273,61 +280,28 @@ fn check_tensors(
         let planes = param.plan.planes.iter().map(|p| (p.suffix, p.dtype, p.dims.as_slice()));
         for (suffix, dtype, dims) in count.into_iter().chain(planes) {
             let name = format!("{}.{suffix}", param.name);
-            let wanted = say(dtype, dims);
-            let Ok(view) = tensors.tensor(&name) else {
+            let dtype = format!("{dtype:?}"); // as headers have it
+            let wanted = say(&dtype, dims);
+            let Some(info) = from.tensors.get(&name) else {
                 return Err(error(&name, ABSENT.into(), wanted));
             };
-            if (view.dtype(), view.shape()) != (dtype, dims) {
-                return Err(error(&name, say(view.dtype(), view.shape()), wanted));
+            if (&info.dtype, info.shape.as_slice()) != (&dtype, dims) {
+                return Err(error(&name, say(&info.dtype, &info.shape), wanted));
             }
             if suffix == "t" {
-                let t = view.data().try_into().map_or(-1, i64::from_le_bytes);
+                let io = |source| StateError::Io { path: path.to_owned(), source };
+                let t = from.bytes(&name).map_err(io)?;
+                let t = t.try_into().map_or(-1, i64::from_le_bytes);
                 let count = u64::try_from(t);
                 counts.push(count.map_err(|_| error(&name, t.to_string(), "a count".into()))?);
             }
             known.insert(name);
         }
     }
-    let mut names = tensors.names();
-    names.sort_unstable();
-    match names.into_iter().find(|name| !known.contains(*name)) {
-        Some(foreign) => {
-            let view = tensors.tensor(foreign).map(|view| say(view.dtype(), view.shape()));
-            Err(error(foreign, view.unwrap_or_default(), ABSENT.into()))
-        }
+    match from.tensors.iter().find(|(name, _)| !known.contains(*name)) {
+        Some((foreign, info)) => Err(error(foreign, say(&info.dtype, &info.shape), ABSENT.into())),
         None => Ok(counts),
     }
-}
-
-enum Fill {
-    Refused(Error),
-    Tensors(SafeTensorError),
-}
-
-/// Copies a parameter's planes, which were checked.
-fn fill(param: &mut Param, file: Option<&StateFile>, tensors: &SafeTensors) -> Result<(), Fill> {
-    for (i, plane) in param.plan.planes.iter().enumerate() {
-        let view = tensors.tensor(&format!("{}.{}", param.name, plane.suffix));
-        let data = view.map_err(Fill::Tensors)?.data();
-        match (&mut param.state, file) {
-            (State::Ram(planes), _) => planes[i].copy_from_slice(data),
-            (State::File { starts, is_torn }, Some(file)) => {
-                *is_torn = true;
-                file.write(starts[i], data).map_err(|error| Fill::Refused(error.into()))?;
-            }
-            (State::File { .. }, None) => unreachable!("a state in a file has a file"),
-            (State::Device(state), _) => {
-                let dtype = composed::dtype_of(plane.dtype);
-                let device = param.var.device();
-                let fresh = Tensor::from_raw_buffer(data, dtype, &plane.dims, device);
-                state[i] = fresh.map_err(|error| Fill::Refused(error.into()))?;
-            }
-        }
-    }
-    if let State::File { is_torn, .. } = &mut param.state {
-        *is_torn = false;
-    }
-    Ok(())
 }
 
 /// A tensor's bytes as they are in a checkpoint; it is f32, f64 or bf16.

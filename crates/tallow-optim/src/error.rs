@@ -99,6 +99,14 @@ pub enum ParameterError {
         /// Its dtype.
         dtype: DType,
     },
+    /// Narrower than f32, where an average is wanted.
+    #[error("parameter `{name}` is {dtype:?}: an average of weights needs them in f32")]
+    Narrow {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        dtype: DType,
+    },
     /// Its elements do not lie side by side, so it cannot be updated in place.
     #[error("parameter `{name}` of shape {shape:?} does not lie in memory in one piece")]
     Layout {

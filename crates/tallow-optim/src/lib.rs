@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod average;
 mod checkpoint;
 mod composed;
 mod config;
@@ -34,9 +35,11 @@ mod pattern;
 mod planes;
 mod price;
 mod release;
+mod saved;
 mod schedule;
 
 pub use crate::{
+    average::{Average, average_bytes},
     config::{Algorithm, Config, Group, Place, Treatment},
     error::{ConfigError, Error, ParameterError, Result, StateError},
     optimizer::{Optimizer, Stepped, named, state_bytes},

@@ -29,6 +29,7 @@ fn main() {
     eight_bits_are_a_quarter();
     steady_state_holds_nothing_more();
     a_window_is_all_that_a_file_holds();
+    loading_holds_no_more_than_a_plane();
     println!("bytes are as documented");
 }
 
@@ -134,4 +135,27 @@ fn a_window_is_all_that_a_file_holds() {
     assert_eq!(optimizer.resident_state_bytes(), window_bytes);
     let foreseen = tallow_optim::state_bytes(&params, optimizer.config());
     assert_eq!(foreseen, (optimizer.state_bytes(), window_bytes));
+}
+
+/// States in memory are read in place; those of a file pass through memory a plane at a time.
+fn loading_holds_no_more_than_a_plane() {
+    let params = pair(DType::F32);
+    let config = Config::new(Algorithm::ADAMW, 0.01);
+    let plane_bytes = adamw_state_bytes(N_WEIGHT, StateFormat::F32) / 2;
+    // The header, and tables by name; their size does not depend on the parameters'.
+    let small_bytes = 4 * SMALL_BYTES;
+    for (config, most_bytes) in [
+        (config.clone(), small_bytes),
+        (in_file(&config, "loaded", 1 << 20), plane_bytes + small_bytes),
+    ] {
+        let mut saved = optimizer(&params, &config);
+        step(&mut saved, &params, 0..1);
+        let path = common::path("loaded-checkpoint");
+        saved.save(&path).expect("saved");
+        let scope = ALLOC.scope();
+        saved.load(&path).expect("loaded");
+        let peak_bytes = scope.peak_bytes();
+        std::fs::remove_file(&path).expect("removed");
+        assert!(peak_bytes <= most_bytes, "{config:?}: {peak_bytes} of {most_bytes}");
+    }
 }

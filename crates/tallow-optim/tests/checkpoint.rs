@@ -137,6 +137,39 @@ fn rewritten(
     serialize(tensors, Some(metadata)).expect("tensors of whole bytes")
 }
 
+/// Headers that lie about where tensors are.
+#[test]
+fn res_5_malformed_states() {
+    let with_header = |header: &str| {
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat()
+    };
+    let tensor = |shape: &str, offsets: &str| {
+        with_header(&format!(
+            r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#
+        ))
+    };
+    let two = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    for (name, bytes) in [
+        ("no-header", [0; 16].to_vec()),
+        ("huge", (1u64 << 63).to_le_bytes().to_vec()),
+        ("longer", [&9u64.to_le_bytes()[..], b"{}      "].concat()),
+        ("padded", with_header("{}\0\0")),
+        ("list", with_header("[]")),
+        ("backwards", tensor("[2]", "[8,0]")),
+        ("behind", tensor("[2]", "[4,12]")),
+        ("overflow", tensor("[9223372036854775807,4]", "[0,8]")),
+        ("misfit", tensor("[3]", "[0,8]")),
+        ("hole", tensor("[1]", "[4,8]")),
+        ("tail", tensor("[1]", "[0,4]")),
+        ("overlapping", with_header(two)),
+    ] {
+        let n = bytes.len() as u64;
+        let error = refused(name, |_| bytes);
+        let is_damaged = matches!(&error, StateError::Damaged { n_bytes, .. } if *n_bytes == n);
+        assert!(is_damaged, "{name}: {error}");
+    }
+}
+
 #[test]
 fn a_truncated_file_is_refused() {
     for keep in [0, 4, 100, 3000] {

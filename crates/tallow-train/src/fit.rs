@@ -18,6 +18,8 @@ pub struct Epochs<'a> {
     pub epochs: u64,
     /// Stops after this many batches even within an epoch; skipped ones count.
     pub max_updates: Option<u64>,
+    /// Ends after so many judgements in a row that were not the best so far.
+    pub early_stop_epochs: Option<u64>,
     /// Seed of the order.
     pub seed: u64,
 }
@@ -34,6 +36,11 @@ impl Epochs<'_> {
         all.min(self.max_updates.unwrap_or(u64::MAX))
     }
 
+    /// Whether the run has ended because it did not get better.
+    pub fn has_stalled(&self, progress: &Progress) -> bool {
+        self.early_stop_epochs.is_some_and(|n| progress.n_since_best >= n)
+    }
+
     /// That the plan makes updates at all; [`fit`] asks first.
     /// # Errors
     /// If the run would make no update, or no batch can be filled.
@@ -48,7 +55,11 @@ impl Epochs<'_> {
             let reason = format!("a batch of {} is more than the {n_samples} samples", self.batch);
             return Err(Error::NoUpdates { reason });
         }
-        for (name, n) in [("epochs", Some(self.epochs)), ("max_updates", self.max_updates)] {
+        for (name, n) in [
+            ("epochs", Some(self.epochs)),
+            ("max_updates", self.max_updates),
+            ("early_stop_epochs", self.early_stop_epochs),
+        ] {
             if n == Some(0) {
                 return Err(Error::NoUpdates { reason: format!("{name} is 0") });
             }
@@ -70,6 +81,10 @@ pub struct Progress {
     pub last_loss: f64,
     /// The newest judgement, if the weights have not moved since.
     pub held_out_loss: Option<f64>,
+    /// The lowest judgement so far.
+    pub best_loss: Option<f64>,
+    /// Judgements since then.
+    pub n_since_best: u64,
     /// Time spent in updates, evaluation excluded.
     pub training: Duration,
 }
@@ -82,8 +97,20 @@ impl Progress {
         first_loss: None,
         last_loss: f64::NAN,
         held_out_loss: None,
+        best_loss: None,
+        n_since_best: 0,
         training: Duration::ZERO,
     };
+
+    /// Takes note of a judgement.
+    fn judged(&mut self, loss: f64) {
+        self.held_out_loss = Some(loss);
+        let is_best = self.best_loss.is_none_or(|best| loss < best);
+        (self.best_loss, self.n_since_best) = match is_best {
+            true => (Some(loss), 0),
+            false => (self.best_loss, self.n_since_best + 1),
+        };
+    }
 }
 
 /// What an observer of [`fit`] is told.
@@ -121,7 +148,7 @@ pub struct Outcome {
 }
 
 /// Trains `trainer` as `plan` says, from `start` on, and tells `observe` of every update and
-/// evaluation: the place for checkpoints. An observer that answers [`Flow::Stop`] ends the run, and
+/// evaluation: the place for callbacks, such as metrics, checkpoints and the user's own end of a run. An observer that answers [`Flow::Stop`] ends the run, and
 /// is told so once more.
 ///
 /// The order of epoch `e` is a function of `(seed, e)`. Beside what the data set reads ahead, one
@@ -164,7 +191,9 @@ fn run_epochs<M: Segments>(
 ) -> Result<Option<Evaluation>> {
     loop {
         let epoch = progress.cursor.epoch;
-        let is_over = epoch >= plan.epochs || trainer.n_windows() >= plan.n_updates();
+        let is_over = epoch >= plan.epochs
+            || trainer.n_windows() >= plan.n_updates()
+            || plan.has_stalled(progress);
         if !is_over && run_epoch(trainer, plan, progress, observe)? == Flow::Stop {
             return Ok(None);
         }
@@ -177,8 +206,8 @@ fn run_epochs<M: Segments>(
         if is_over && progress.held_out_loss.is_some() {
             return Ok(Some(evaluation)); // of a run that was over when it was taken up again
         }
-        let ended = trainer.n_windows() >= plan.n_updates();
-        progress.held_out_loss = Some(evaluation.loss);
+        progress.judged(evaluation.loss);
+        let ended = trainer.n_windows() >= plan.n_updates() || plan.has_stalled(progress);
         if is_whole {
             progress.cursor = Cursor::epoch(epoch + 1);
         }

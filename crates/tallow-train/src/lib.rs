@@ -33,6 +33,7 @@
 //!     saved: recompute::Saved::AsIs,
 //!     check: recompute::Check::Shape,
 //!     label_smoothing: 0.0,
+//!     ema_decay: None,
 //! };
 //! let mut trainer = Trainer::new(Whole(model), masters, params.buffers(), recipe)?;
 //! # let set = tallow_data::ImageSet::digits()?;

@@ -34,6 +34,8 @@ pub struct Recipe {
     pub check: Check,
     /// Weight of the uniform distribution in the loss, from 0 to 1.
     pub label_smoothing: f64,
+    /// Decay of a running average of the weights, which evaluations then use; `None`: there is none.
+    pub ema_decay: Option<f64>,
 }
 
 impl Recipe {

@@ -60,6 +60,7 @@ impl<M: Segments> Trainer<M> {
         };
         self.masters.publish()?;
         self.n_updates += 1;
+        self.average.update(self.n_updates)?;
         let loss = found.sum / found.n_counted as f64;
         Ok(Update { loss, n_samples, n_micro_batches, outcome: Applied::Yes })
     }

@@ -12,7 +12,7 @@ use tallow_accum::{Finish, GradientAccumulator, LossSum, accumulator_bytes};
 use tallow_data::Batch;
 use tallow_memory::{Category, Held, Ledger, NoMeter, Watermark, peak_during};
 use tallow_models::{Score, Segments};
-use tallow_optim::Optimizer;
+use tallow_optim::{Average, Optimizer};
 use tallow_precision::{LossScale, Masters, Rule, Verdict};
 use tallow_tensor::{missing_gradients, pass};
 
@@ -32,6 +32,7 @@ pub struct Trainer<M> {
     /// Running statistics, which forward passes move.
     pub(crate) buffers: Vec<(String, Var)>,
     pub(crate) optimizer: Optimizer,
+    pub(crate) average: Average,
     pub(crate) accum: GradientAccumulator,
     pub(crate) scale: LossScale,
     pub(crate) recipe: Recipe,
@@ -59,6 +60,10 @@ impl<M: Segments> Trainer<M> {
         params.retain(|(name, _)| optimizer.n_updates(name).is_some());
         let accum = GradientAccumulator::new(&params, recipe.accum)?;
         let scale = recipe.loss_scale.clone();
+        let average = match recipe.ema_decay {
+            None => Average::none(),
+            Some(decay) => Average::new(&params, decay)?,
+        };
         let watch = Watch::new(Watermark::off(Ledger::new()), &NoMeter);
         let sizing = Sizing::fixed(recipe.split.micro_batch());
         let (n_windows, n_updates) = (0, 0);
@@ -73,6 +78,7 @@ impl<M: Segments> Trainer<M> {
             params,
             buffers,
             optimizer,
+            average,
             accum,
             scale,
             recipe,
@@ -98,7 +104,10 @@ impl<M: Segments> Trainer<M> {
         };
         self.books = Books::new(ledger);
         self.entries = vec![
-            ledger.hold(Category::Weights, weights_bytes + self.masters.copies_bytes()),
+            ledger.hold(
+                Category::Weights,
+                weights_bytes + self.masters.copies_bytes() + self.average.held_bytes(),
+            ),
             ledger.hold(Category::Accumulators, sums_bytes),
             ledger.hold(Category::OptimizerState, self.optimizer.resident_state_bytes()),
         ];
@@ -152,11 +161,12 @@ impl<M: Segments> Trainer<M> {
     }
 
     /// Bytes kept between updates beside the master parameters: low-precision copies, optimizer
-    /// state, gradient sums.
+    /// state, gradient sums, the average.
     pub fn held_bytes(&self) -> u64 {
         self.masters.copies_bytes()
             + self.optimizer.resident_state_bytes()
             + self.accum.held_bytes()
+            + self.average.held_bytes()
     }
 
     /// Learns from one batch: the gradient is that of the batch's mean loss however it is cut into
@@ -261,6 +271,7 @@ impl<M: Segments> Trainer<M> {
             self.optimizer.step(window.grads())?;
             self.masters.publish()?;
             self.n_updates += 1;
+            self.average.update(self.n_updates)?;
         }
         Ok(judged)
     }
@@ -279,10 +290,30 @@ impl<M: Segments> Trainer<M> {
             .map(|_| ())
     }
 
-    /// Loss and accuracy over `batches`, without learning.
+    /// Loss and accuracy over `batches`, without learning: of the average of the weights, if there is
+    /// one.
     /// # Errors
     /// If a batch cannot be made or the model cannot run it.
     pub fn evaluate(
+        &self,
+        batches: impl Iterator<Item = tallow_data::Result<Batch>>,
+    ) -> Result<Evaluation> {
+        self.exchange()?;
+        let judged = self.judge_by(batches);
+        self.exchange()?;
+        judged
+    }
+
+    /// Puts the average in the place of the weights, or back.
+    fn exchange(&self) -> Result<()> {
+        if self.recipe.ema_decay.is_some() {
+            self.average.swap()?;
+            self.masters.publish()?;
+        }
+        Ok(())
+    }
+
+    fn judge_by(
         &self,
         batches: impl Iterator<Item = tallow_data::Result<Batch>>,
     ) -> Result<Evaluation> {

@@ -80,6 +80,7 @@ fn space() -> Space {
         prefer: Vec::new(),
         forbid: Vec::new(),
         label_smoothing: 0.0,
+        has_average: false,
     }
 }
 
@@ -106,6 +107,7 @@ fn train(net: &Net, space: &Space, chosen: &Candidate) {
         saved: space.saved.clone(),
         check: recompute::Check::Shape,
         label_smoothing: 0.0,
+        ema_decay: space.has_average.then_some(0.9),
     };
     let mut trainer = Trainer::new(model, masters, buffers, recipe).expect("valid");
     for _ in 0..3 {
@@ -143,6 +145,25 @@ fn the_peak_is_foreseen_within_5_percent_and_the_budget_is_kept() {
             assert!(error.abs() < 0.05, "{what}");
         }
     }
+}
+
+/// An average of the weights is in the price.
+#[test]
+fn an_average_is_priced() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let one = Space { micro_batches: vec![16], policies: vec![Policy::f32()], ..space() };
+    let one = Space { optimizers: vec![optimizer(optim::StateFormat::F32)], ..one };
+    let weights = [false, true].map(|has_average| {
+        let space = Space { has_average, ..one.clone() };
+        let found = plan(&Net::Gpt2, &space, None, &ALLOCATOR).expect("no limit");
+        found.candidates[found.chosen].terms.weights_bytes
+    });
+    let built = Net::Gpt2.build(&Policy::f32()).expect("builds");
+    let params = built.masters.params();
+    let n_elems = params.iter().map(|(_, var)| var.elem_count() as u64);
+    // What is built is counted, names and all; the rest is arithmetic.
+    let beyond = (weights[1] - weights[0]).abs_diff(n_elems.map(optim::average_bytes).sum());
+    assert!(beyond < 4096, "{weights:?}");
 }
 
 /// Of candidates about as fast, the one that turns the preferred knob comes first.

@@ -54,7 +54,15 @@ fn sets() -> (Images, Images) {
 
 /// 10 micro-batches of 2 an epoch, 4 an update: 3 updates an epoch.
 fn epochs(sets: &(Images, Images), epochs: u64) -> Epochs<'_> {
-    Epochs { train: &sets.0, held_out: &sets.1, batch: 8, epochs, max_updates: None, seed: 3 }
+    Epochs {
+        train: &sets.0,
+        held_out: &sets.1,
+        batch: 8,
+        epochs,
+        max_updates: None,
+        early_stop_epochs: None,
+        seed: 3,
+    }
 }
 
 /// Dropout, batch norm, 8-bit moments, sums over four micro-batches.
@@ -352,4 +360,72 @@ fn bf16_weights_go_on_with_the_same_chances() {
     resumed.load(&path).expect("a checkpoint");
     update(&mut resumed, 1);
     assert_eq!(values(&resumed_params), values(&params));
+}
+
+/// The average is saved, judged by, and goes on to the same bits.
+#[test]
+fn an_average_of_weights_goes_on_to_the_same_bits() {
+    let (sets, folder) = (sets(), Folder::new("average"));
+    let (epochs, checkpoints) = (epochs(&sets, 3), folder.checkpoints());
+    let average = |recipe: Recipe| Recipe { ema_decay: Some(0.9), ..recipe };
+    let tensors = |path: &Path| {
+        let bytes = fs::read(path.join("average.safetensors")).expect("an average");
+        let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+        bytes[8 + header as usize..].to_vec()
+    };
+    let mut straight = setup(average);
+    let mut paths = Vec::new();
+    let outcome = fit(&mut straight.trainer, &epochs, Progress::START, |trainer, progress, _| {
+        paths.push(checkpoints.save(trainer, progress)?);
+        Ok(Flow::Go)
+    });
+    let want = outcome.expect("trains").held_out.expect("the end");
+    let last = tensors(paths.last().expect("one"));
+    for path in [&paths[1], &paths[4]] {
+        let mut resumed = setup(average);
+        let progress = resumed.trainer.load(path).expect("a checkpoint");
+        let (_, outcome) = run(&mut resumed, &epochs, progress);
+        let got = outcome.held_out.expect("the end");
+        assert_eq!(got.loss.to_bits(), want.loss.to_bits());
+        resumed.state().assert_same(&straight.state(), "weights");
+        let again = folder.checkpoints().save(&resumed.trainer, &outcome.progress).expect("saved");
+        assert_eq!(tensors(&again), last);
+    }
+    // Weights move as without, and are judged otherwise.
+    let mut plain = setup(plain);
+    let (_, outcome) = run(&mut plain, &epochs, Progress::START);
+    plain.state().assert_same(&straight.state(), "weights");
+    assert_ne!(outcome.held_out.expect("the end").loss.to_bits(), want.loss.to_bits());
+}
+
+/// A run that learns nothing ends early, and stays ended when it is taken up again.
+#[test]
+fn a_run_that_gets_no_better_stops() {
+    let (sets, folder) = (sets(), Folder::new("early"));
+    let epochs = Epochs { early_stop_epochs: Some(2), ..epochs(&sets, 9) };
+    let still = |mut recipe: Recipe| {
+        recipe.schedule.peak = 1e-30;
+        recipe
+    };
+    let mut net = setup(still);
+    let (mut judged, mut path) = (Vec::new(), PathBuf::new());
+    let outcome = fit(&mut net.trainer, &epochs, Progress::START, |trainer, progress, event| {
+        if let Event::Evaluated { evaluation, .. } = event {
+            judged.push(evaluation.loss);
+            path = folder.checkpoints().save(trainer, progress)?;
+        }
+        Ok(Flow::Go)
+    });
+    let outcome = outcome.expect("trains");
+    let best = judged.iter().copied().fold(f64::INFINITY, f64::min);
+    let n_since = judged.iter().rev().position(|loss| *loss == best);
+    assert_eq!(outcome.progress.best_loss, Some(best));
+    assert!(epochs.has_stalled(&outcome.progress), "{judged:?}");
+    // Of equal judgements the first is the best.
+    assert!(judged.len() < 9 && n_since <= Some(2), "{judged:?}");
+    assert_eq!(outcome.progress.n_since_best, 2, "{judged:?}");
+    let mut resumed = setup(still);
+    let progress = resumed.trainer.load(&path).expect("a checkpoint");
+    let (more, outcome) = run(&mut resumed, &epochs, progress);
+    assert!(more.is_empty() && outcome.held_out.is_some());
 }

@@ -64,6 +64,7 @@ fn recipe(micro_batch: usize) -> Recipe {
         saved: tallow_train::recompute::Saved::AsIs,
         check: tallow_train::recompute::Check::Shape,
         label_smoothing: 0.0,
+        ema_decay: None,
     }
 }
 
@@ -308,7 +309,15 @@ fn plan(
     batch: usize,
     max_updates: Option<u64>,
 ) -> Epochs<'_> {
-    Epochs { train: &sets.0, held_out: &sets.1, batch, epochs, max_updates, seed: 3 }
+    Epochs {
+        train: &sets.0,
+        held_out: &sets.1,
+        batch,
+        epochs,
+        max_updates,
+        early_stop_epochs: None,
+        seed: 3,
+    }
 }
 
 #[test]

@@ -3,24 +3,35 @@
 //! Without a budget every choice is made: by the file, or by a default. With one, what the file
 //! leaves open is the planner's: precision, micro-batch, recomputation, optimizer state.
 
+mod data;
+mod effective;
 mod files;
+mod keys;
 mod memory;
-mod model;
+mod network;
 mod optimizer;
 mod precision;
+mod sampled;
+mod schema;
+mod source;
+mod weights;
 
+pub(crate) use effective::Choice;
 pub(crate) use files::{Format, Spent};
-use model::Source;
-pub(crate) use model::{Model, Opened};
+pub(crate) use network::{Model, Shape as DataShape};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;
+pub(crate) use sampled::{Tokenized, network_of, network_of_weights};
+pub(crate) use source::Opened;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use data::DataSection;
 use memory::{Memory, MemorySection};
-use model::{DataSection, ModelSection};
+use network::ModelSection;
 use optimizer::{OptimizerSection, State};
 use precision::{Compute, PrecisionSection};
 use serde::Deserialize;
+use source::Source;
 use std::path::Path;
 use tallow_train::{
     BatchSplit, Gradients,
@@ -54,6 +65,10 @@ pub(crate) struct Config {
     pub(crate) seed: u64,
     /// Weight of the uniform distribution in the loss.
     pub(crate) label_smoothing: f64,
+    /// Decay of the weights' average.
+    pub(crate) ema_decay: Option<f64>,
+    /// Epochs without a lower held-out loss after which to stop.
+    pub(crate) early_stop_epochs: Option<u64>,
     /// Optimizers that may be chosen, the preferred one first.
     pub(crate) optimizers: Vec<Optimizer>,
     /// Updates of warm-up.
@@ -152,6 +167,8 @@ struct Train {
     clip_norm: Option<f64>,
     skip_above_norm: Option<f64>,
     label_smoothing: Option<f64>,
+    ema_decay: Option<f64>,
+    early_stop_epochs: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -215,8 +232,25 @@ pub(crate) fn load(
     }
 }
 
+/// Every key with its default and what it is for, as TOML.
+///
+/// # Errors
+/// None: the defaults are a configuration.
+pub(crate) fn documented_defaults() -> Result<String> {
+    Ok(schema::documented(&load(None, &[], None)?.effective(None)))
+}
+
+/// The JSON schema of configurations.
+///
+/// # Errors
+/// None: the defaults are a configuration.
+pub(crate) fn schema() -> Result<serde_json::Value> {
+    Ok(schema::schema(&load(None, &[], None)?.effective(None)))
+}
+
 /// What a table of sections means.
 fn checked_table(mut table: toml::Table) -> Result<Config> {
+    schema::check_known(&table)?;
     let given = table.clone();
     let sections = Sections {
         model: section(&mut table, "model")?,
@@ -227,12 +261,6 @@ fn checked_table(mut table: toml::Table) -> Result<Config> {
         optimizer: section(&mut table, "optimizer")?,
         checkpoint: section(&mut table, "checkpoint")?,
     };
-    if let Some(key) = table.keys().next() {
-        bail!(
-            "section `{key}` is unknown; there are `model`, `data`, `train`, `precision`, `memory`, \
-             `optimizer` and `checkpoint`"
-        );
-    }
     checked(sections, given)
 }
 
@@ -248,7 +276,7 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         );
     }
     let seed = train.seed.unwrap_or(0);
-    let (model, source) = model::checked(model, data, seed)?;
+    let (model, source) = data::checked(model, data, seed)?;
     if let Some(budget) = budget {
         let weights = model.weights_bytes();
         ensure!(
@@ -273,8 +301,18 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         !auto_micro_batch || optimizer.release_gradients != Some(true),
         "train.micro_batch is auto, but optimizer.release_gradients needs one micro-batch"
     );
+    if let Some(decay) = train.ema_decay {
+        ensure!(
+            (0.0..1.0).contains(&decay),
+            "train.ema_decay is {decay}, it must be at least 0 and below 1"
+        );
+        ensure!(
+            precision.masters != Some(false),
+            "train.ema_decay is given, but precision.masters is false: an average needs f32 weights"
+        );
+    }
     let learning_rate = positive("learning_rate", train.learning_rate)?;
-    let learning_rate = learning_rate.unwrap_or(model.learning_rate());
+    let learning_rate = learning_rate.unwrap_or(model.network.learning_rate());
     let release = optimizer.release_gradients == Some(true);
     let precisions = precisions(&precision, budget.is_some())?;
     let optimizers = optimizers(&optimizer, &memory, budget.is_some(), learning_rate)?;
@@ -292,6 +330,8 @@ fn checked(sections: Sections, given: toml::Table) -> Result<Config> {
         max_updates: train.max_updates,
         seed,
         label_smoothing: train.label_smoothing.unwrap_or(0.0),
+        ema_decay: train.ema_decay,
+        early_stop_epochs: train.early_stop_epochs,
         optimizers: optimizers.collect(),
         warmup_updates: train.warmup_updates.unwrap_or(0),
         decay: train.schedule.unwrap_or(Decay::Linear),

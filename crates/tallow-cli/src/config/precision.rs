@@ -14,7 +14,7 @@ use tallow_train::{
 pub(super) struct PrecisionSection {
     pub(super) compute: Option<Compute>,
     loss_scale: Option<Scale>,
-    masters: Option<bool>,
+    pub(super) masters: Option<bool>,
     keep_f32: Option<Vec<String>>,
 }
 

@@ -71,6 +71,16 @@ impl Tokenizer {
         Ok(encoded.get_ids().to_vec())
     }
 
+    /// The text of `tokens`, without special ones.
+    /// # Errors
+    /// If the tokenizer refuses them.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        let decode = || self.inner.decode(tokens, true);
+        let decoded = catch_unwind(AssertUnwindSafe(decode))
+            .map_err(|_| self.fault("the tokenizer could not cope with its tokens".into()))?;
+        decoded.map_err(|error| self.fault(error.to_string()))
+    }
+
     fn fault(&self, reason: String) -> Error {
         Error::Corrupt { path: self.path.clone(), offset: None, reason }
     }

@@ -60,10 +60,13 @@ pub fn conv2d_backward_weight_scratch_bytes<T: Element>(
     shape: &Conv2dShape,
     n_threads: u64,
 ) -> u64 {
-    packed!(T, weight_bytes(shape, n_threads))
+    match packs_narrow::<T>() {
+        true => weight_bytes::<T::Narrow>(shape, n_threads),
+        false => weight_bytes::<T::Acc>(shape, n_threads),
+    }
 }
 
-fn weight_bytes<T: Element, P: Packed>(shape: &Conv2dShape, n_threads: u64) -> u64 {
+fn weight_bytes<P: Packed>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     let n_out = block_out::<P>().min(shape.group_out());
     let plan = WeightPlan::new::<P>(shape);
     let depth = plan.block_in * shape.taps();

@@ -1,7 +1,8 @@
 //! A run on the disk: everything that a resumed one needs to end with the same bits.
 //!
 //! A checkpoint is a folder, `update-NUMBER-EPOCH`, with `weights.safetensors` (master parameters and
-//! running statistics, which candle and PyTorch read), `optimizer.safetensors`, `state.txt` (counts,
+//! running statistics, which candle and PyTorch read), `optimizer.safetensors`, `average.safetensors` (if an
+//! average of the weights is kept), `state.txt` (counts,
 //! the place in the data, the loss scale) and a seal with checksums. It is whole or not there: a crash
 //! leaves the one before. Masks, orders and stochastic rounding are functions of these counts, and
 //! an update ends its window, so there is nothing else to save.
@@ -19,11 +20,13 @@ use std::{
     time::Duration,
 };
 use tallow_models::{Segments, weights};
+use tallow_optim::Average;
 use tallow_precision::LossScale;
 
 const FORMAT: u32 = 1;
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const AVERAGE: &str = "average.safetensors";
 const STATE: &str = "state.txt";
 /// What is not finished, or about to go.
 const PART: &str = ".part";
@@ -109,6 +112,11 @@ impl Checkpoints {
         Ok(all)
     }
 
+    /// Those in `folder`, to read; nothing is made or removed.
+    pub fn look(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), keep: usize::MAX }
+    }
+
     /// Where they are.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -145,6 +153,9 @@ impl Checkpoints {
         fs::create_dir(part).map_err(io_error(part))?;
         weights::save(&variables(trainer), &part.join(WEIGHTS), "")?;
         trainer.optimizer.save(&part.join(OPTIMIZER))?;
+        if trainer.recipe.ema_decay.is_some() {
+            weights::save(&trainer.average.averages(), &part.join(AVERAGE), "")?;
+        }
         let state = part.join(STATE);
         fs::write(&state, record(trainer, progress).text()).map_err(io_error(&state))?;
         if path.exists() {
@@ -237,9 +248,12 @@ fn record<M: Segments>(trainer: &Trainer<M>, progress: &Progress) -> Record {
     record.put("n_samples", progress.n_samples);
     record.put("training_nanos", progress.training.as_nanos() as u64);
     record.put("last_loss", progress.last_loss);
-    for (name, value) in
-        [("first_loss", progress.first_loss), ("held_out_loss", progress.held_out_loss)]
-    {
+    record.put("n_since_best", progress.n_since_best);
+    for (name, value) in [
+        ("first_loss", progress.first_loss),
+        ("held_out_loss", progress.held_out_loss),
+        ("best_loss", progress.best_loss),
+    ] {
         if let Some(value) = value {
             record.put(name, value);
         }
@@ -272,13 +286,17 @@ fn progress(record: &Record) -> std::result::Result<Progress, Unreadable> {
         first_loss: record.find("first_loss")?,
         last_loss: record.get("last_loss")?,
         held_out_loss: record.find("held_out_loss")?,
+        best_loss: record.find("best_loss")?,
+        // Absent in files of versions that did not stop early.
+        n_since_best: record.find("n_since_best")?.unwrap_or(0),
         training: Duration::from_nanos(record.get("training_nanos")?),
     })
 }
 
 impl<M: Segments> Trainer<M> {
     /// Goes on from the checkpoint in `folder`: weights, statistics, optimizer, loss scale, counts, and
-    /// the size of micro-batches. Returns how far the run was.
+    /// the size of micro-batches. Returns how far the run was. An average that the checkpoint does not have
+    /// begins with its weights.
     ///
     /// *Memory:* one parameter beside them; what [`tallow_optim::Optimizer::load`] says.
     /// # Errors
@@ -303,11 +321,24 @@ impl<M: Segments> Trainer<M> {
             let how = format!("it holds `{name}`, which the model does not have");
             return Err(CheckpointError::Damaged { path: folder.join(WEIGHTS), how }.into());
         }
+        self.load_average(folder)?;
         self.optimizer.load(&folder.join(OPTIMIZER))?;
         self.masters.publish()?;
         self.sizing.controller.go_on_at(micro_batch)?;
         (self.scale, self.n_windows, self.n_updates) = (scale, n_windows, n_updates);
         Ok(progress)
+    }
+
+    fn load_average(&mut self, folder: &Path) -> Result<()> {
+        let Some(decay) = self.recipe.ema_decay else { return Ok(()) };
+        let file = folder.join(AVERAGE);
+        if file.is_file() {
+            weights::Checkpoint::open(&[file], "")?.load_into(&self.average.averages())?;
+            return Ok(());
+        }
+        self.average = Average::none(); // before the new one is made
+        self.average = Average::new(&self.params, decay)?;
+        Ok(())
     }
 }
 

@@ -27,12 +27,18 @@ pub(super) struct Calibration {
     /// What is held beside while an update runs: copies of the statistics, if the model has any.
     pub(super) beside_bytes: u64,
     pub(super) accum_bytes: u64,
+    /// Of the weights' average.
+    pub(super) average_bytes: u64,
     /// Of each optimizer: all of its state, and what is in memory.
     pub(super) state_bytes: Vec<(u64, u64)>,
     /// The most that was held at once while it was built and calibrated.
     pub(super) peak_bytes: u64,
     /// Segments by size of micro-batch, the smallest first.
     costs: Vec<(usize, Vec<SegmentCost>)>,
+}
+
+fn average_of(params: &[(String, Var)]) -> u64 {
+    params.iter().map(|(_, var)| tallow_optim::average_bytes(var.elem_count() as u64)).sum()
 }
 
 impl Calibration {
@@ -61,6 +67,7 @@ impl Calibration {
                     Gradients::Summed => accumulator_bytes(&trained, space.accum),
                     Gradients::Released => 0,
                 },
+                average_bytes: if space.has_average { average_of(&trained) } else { 0 },
                 state_bytes: space.optimizers.iter().map(state).collect(),
                 peak_bytes: 0,
                 costs: smallest(work, space, policy, &built, left, meter)?,

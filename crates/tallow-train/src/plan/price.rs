@@ -46,7 +46,7 @@ impl<W: Workload> Price<'_, W> {
         let Some((costs, doublings)) = found.costs_at(micro_batch) else { return Ok(None) };
         let (state_bytes, resident_bytes) = found.state_bytes[optimizer];
         let held = Terms {
-            weights_bytes: found.built_bytes,
+            weights_bytes: found.built_bytes + found.average_bytes,
             accumulators_bytes: found.accum_bytes,
             optimizer_state_bytes: resident_bytes,
             data_bytes: self.work.batch_bytes(&space.policies[policy], space.batch),

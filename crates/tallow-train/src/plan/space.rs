@@ -117,6 +117,8 @@ pub struct Space {
     pub forbid: Vec<Knob>,
     /// Weight of the uniform distribution in the loss.
     pub label_smoothing: f64,
+    /// Whether an average of the weights is kept.
+    pub has_average: bool,
 }
 
 impl Space {

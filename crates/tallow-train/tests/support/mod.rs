@@ -147,6 +147,7 @@ pub(crate) fn recipe(batch: usize, micro_batch: usize, n_segments: usize) -> Rec
         saved: recompute::Saved::AsIs,
         check: recompute::Check::Shape,
         label_smoothing: 0.0,
+        ema_decay: None,
     }
 }
 

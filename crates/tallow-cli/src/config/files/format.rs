@@ -42,6 +42,17 @@ const FORMATS: [(&str, Format, &[&str]); 13] = [
     ("bytes", Format::Raw(Token::U8), &["txt"]),
 ];
 
+/// The words of `data.format`.
+pub(crate) const FORMAT_NAMES: [&str; FORMATS.len()] = {
+    let mut names = [""; FORMATS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = FORMATS[i].0;
+        i += 1;
+    }
+    names
+};
+
 impl Format {
     /// As `data.format` has it.
     /// # Errors
@@ -49,7 +60,7 @@ impl Format {
     pub(crate) fn named(word: &str) -> Result<Self> {
         match FORMATS.iter().find(|(name, ..)| *name == word) {
             Some((_, format, _)) => Ok(*format),
-            None => bail!("data.format `{word}` is unknown; there are {}", names(&FORMATS)),
+            None => bail!("data.format `{word}` is unknown; there are {}", FORMAT_NAMES.join(", ")),
         }
     }
 
@@ -112,8 +123,4 @@ fn by_ending(path: &Path) -> Option<Format> {
     let ending = path.extension()?.to_string_lossy().to_lowercase();
     let known = |entry: &&(&str, Format, &[&str])| entry.2.contains(&ending.as_str());
     FORMATS.iter().find(known).map(|(_, format, _)| *format)
-}
-
-fn names(formats: &[(&str, Format, &[&str])]) -> String {
-    formats.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ")
 }

@@ -7,7 +7,7 @@ mod place;
 mod texts;
 mod tokens;
 pub(crate) use self::{
-    format::Format,
+    format::{FORMAT_NAMES, Format},
     photos::{PhotoSource, Photos},
     pictures::Columns,
     place::Place,

@@ -7,7 +7,7 @@ use super::{
     pictures::{self, Classes, Columns, Picture},
     place::Place,
 };
-use crate::config::model::{Opened, Samples};
+use crate::config::source::{Opened, Samples};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device};
 use std::{path::Path, sync::Arc, time::Instant};

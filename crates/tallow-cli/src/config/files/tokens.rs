@@ -8,7 +8,7 @@ use super::{
     place::Place,
     texts::Reader,
 };
-use crate::config::model::{Opened, Samples};
+use crate::config::source::{Opened, Samples};
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use std::sync::Arc;
