@@ -45,9 +45,12 @@ pub struct Chain<'a> {
     pub aside: Arc<dyn Aside>,
 }
 
-/// Keeps gradients of segments' inputs out of candle's store, which makes zeros for each and adds to
-/// them.
+/// Keeps gradients of segments' inputs and outputs out of candle's store, which makes zeros for each
+/// and adds to them.
 pub trait Aside: Send + Sync {
+    /// A root of `[1]` in f32, whose backward is that of a segment's output `y` from its gradient; `None`
+    /// where candle's store is to have it.
+    fn seed(&self, y: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>>;
     /// Backward of the segment that reads the variable `x` begins.
     fn want(&self, x: &Tensor);
     /// It has ended: what of the gradient of `x` is not in candle's store.
@@ -58,6 +61,9 @@ pub trait Aside: Send + Sync {
 pub struct NoAside;
 
 impl Aside for NoAside {
+    fn seed(&self, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(None)
+    }
     fn want(&self, _: &Tensor) {}
     fn take(&self, _: &Tensor) -> Option<Tensor> {
         None

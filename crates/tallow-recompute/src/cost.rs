@@ -169,7 +169,11 @@ impl Chain<'_> {
         let grad = y.ones_like()?;
         let params = variables(std::slice::from_ref(&y));
         let start = Start::of(bytes);
-        let root = seed(&y, grad)?;
+        let root = match self.aside.seed(&y, &grad)? {
+            Some(root) => root,
+            None => seed(&y, grad.clone())?,
+        };
+        drop(grad);
         if tracked {
             self.aside.want(&leaf);
         }

@@ -170,8 +170,12 @@ impl<'c, 'a> Run<'c, 'a> {
     ) -> Result<Option<Tensor>> {
         let mut params = variables(std::slice::from_ref(&y));
         params.retain(|param| param.id() != x.id());
-        let mut roots = vec![seed(&y, grad)?];
-        drop(y);
+        let aside = &self.chain.aside;
+        let mut roots = vec![match aside.seed(&y, &grad)? {
+            Some(root) => root,
+            None => seed(&y, grad.clone())?,
+        }];
+        drop((y, grad));
         for param in &params {
             // Candle visits the last root first: what a tied parameter has is there before more is
             // added.
@@ -181,7 +185,6 @@ impl<'c, 'a> Run<'c, 'a> {
         }
         let root = join(&roots)?;
         drop(roots);
-        let aside = &self.chain.aside;
         if wanted {
             aside.want(&x);
         }

@@ -5,6 +5,7 @@
 //! [`set_aside`] this crate's operations keep the gradients of chosen variables out of that: each is
 //! held once, as the operation made it, until [`take_aside`].
 
+use crate::relay;
 use candle_core::{Result, Tensor, TensorId, backprop::GradStore};
 use std::{
     cell::RefCell,
@@ -74,6 +75,16 @@ pub fn take_one(var: &Tensor) -> Option<Tensor> {
         store.more.remove(&var.id());
         store.grads.remove(&var.id()).map(|(_, grad)| grad)
     })
+}
+
+/// A root, one number large, whose `backward` is that of `output` from the gradient `grad`, without
+/// candle's zeros and sums for it; `None` if no operation of this crate made `output`.
+/// # Errors
+/// Only candle's own.
+pub fn seed(output: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    let Some(token) = relay::token(output) else { return Ok(None) };
+    token.slot.put(grad.clone())?;
+    Ok(Some(token.node))
 }
 
 /// Takes those of `grads` whose operand is wanted.

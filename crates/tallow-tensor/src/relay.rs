@@ -61,12 +61,12 @@ pub(crate) fn token(output: &Tensor) -> Option<Token> {
 
 /// What a token's node computes: nothing.
 pub(crate) fn nothing() -> (CpuStorage, Shape) {
-    (CpuStorage::F32(vec![0.0]), Shape::from(()))
+    (CpuStorage::F32(vec![0.0]), Shape::from(1))
 }
 
 /// The gradient of a token, for candle to add.
 pub(crate) fn mark() -> Result<Option<Tensor>> {
-    tensor(vec![0f32], &Shape::from(()))
+    tensor(vec![0f32], &Shape::from(1))
 }
 
 /// The output that hangs on `token`.
