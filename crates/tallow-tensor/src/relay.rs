@@ -108,3 +108,23 @@ impl CustomOp1 for Emit {
         Ok(mark()?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{TOKENS, lock, token};
+    use candle_core::{Device, Var};
+
+    #[test]
+    fn a_token_goes_with_its_output() {
+        let x = Var::new(&[1f32, -1.0], &Device::Cpu).expect("a variable");
+        let y = crate::ops::silu(x.as_tensor()).expect("it runs");
+        let z = crate::ops::silu(&y).expect("it runs");
+        let ids = [y.id(), z.id()];
+        assert!(token(&y).is_some() && token(&z).is_some());
+        assert!(token(x.as_tensor()).is_none() && token(&y.detach()).is_none());
+        drop(y);
+        assert!(!lock(&TOKENS).contains_key(&ids[0]), "its operation needs no token of it");
+        drop(z);
+        assert!(!lock(&TOKENS).contains_key(&ids[1]));
+    }
+}
