@@ -47,7 +47,7 @@ pub(crate) struct Report {
     pub(crate) budget_bytes: Option<u64>,
     /// The system's resident peak.
     pub(crate) rss_peak_bytes: Option<u64>,
-    /// Seconds an update, evaluation excluded.
+    /// Seconds an update, evaluation excluded, and the first update too where there are others.
     pub(crate) secs_per_step: f64,
     /// Training samples a second.
     pub(crate) samples_per_sec: f64,

@@ -12,7 +12,7 @@ use crate::{
     workload::{BuiltModel, SUMS, Work},
 };
 use anyhow::{Context, Result, bail, ensure};
-use std::path::Path;
+use std::{path::Path, time::Duration};
 use tallow_memory::{
     Ledger, Meter, Watermark,
     batch::{Controller, ControllerConfig},
@@ -141,7 +141,9 @@ fn train<'a>(
     if !goes_by_old_plan {
         dir.write_plan(config, chosen)?;
     }
+    let mut warm = None;
     let outcome = fit(&mut trainer, &epochs, start, |trainer, progress, event| {
+        warm.get_or_insert((trainer.n_windows(), progress.training));
         observer.observe(trainer, progress, &event, &schedule);
         Ok(if observer.has_failed() { Flow::Stop } else { signals.flow() })
     });
@@ -161,6 +163,7 @@ fn train<'a>(
         micro_batch: micro_batch as u64,
         optimizer_state_bytes: trainer.optimizer().state_bytes(),
         optimizer_resident_bytes: trainer.optimizer().resident_state_bytes(),
+        secs_per_step: secs_per_step(&outcome, trainer.n_windows(), warm),
         ..summary(config, &opened, chosen, (&outcome, &held_out), n_params)
     };
     Ok((Some(Trained { outcome, held_out, report }), view))
@@ -276,6 +279,18 @@ fn recipe(config: &Config, chosen: &Candidate, n_updates: u64) -> Result<Recipe>
     })
 }
 
+/// Seconds an update, without the first of this process where there are others: that one finds no
+/// page mapped and no thread running. `warm` is what there was after it: updates, and the time they took.
+fn secs_per_step(outcome: &Outcome, n_windows: u64, warm: Option<(u64, Duration)>) -> f64 {
+    let all = outcome.progress.training;
+    match warm {
+        Some((n, first)) if n_windows > n => {
+            all.saturating_sub(first).as_secs_f64() / (n_windows - n) as f64
+        }
+        _ => all.as_secs_f64() / n_windows.max(1) as f64,
+    }
+}
+
 fn summary(
     config: &Config,
     opened: &Opened,
@@ -305,7 +320,7 @@ fn summary(
         predicted_peak_bytes: (chosen.peak_bytes() > 0).then_some(chosen.peak_bytes()),
         budget_bytes: config.budget,
         rss_peak_bytes: None,
-        secs_per_step: secs / outcome.n_updates as f64,
+        secs_per_step: 0.0,
         samples_per_sec: progress.n_samples as f64 / secs,
         loss: held_out.loss,
         first_loss: progress.first_loss.unwrap_or(f64::NAN),
