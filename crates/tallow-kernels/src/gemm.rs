@@ -2,7 +2,7 @@
 //!
 //! Operands of `f16`, and of `bf16` where the processor has no instructions for it, are widened while
 //! they are packed: products are those of `f32` rounded once. With such instructions (from
-//! [`Isa::Avx512Bf16`](crate::isa::Isa::Avx512Bf16) on) `bf16` stays packed and is added up in `f32`
+//! [`Isa::Avx512Bf16`] on) `bf16` stays packed and is added up in `f32`
 //! too. [`gemm_scalar`] is the specification of all of them.
 //!
 //! The destination is cut into tiles by shape alone; each is computed by one thread in one order.

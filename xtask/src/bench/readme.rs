@@ -26,7 +26,9 @@ pub(super) fn run(options: &Readme) -> Result<bool> {
     let rows = read(&options.record)?;
     let name = options.page.display().to_string();
     let page = fs::read_to_string(&options.page).with_context(|| name.clone())?;
-    let source = options.record.display().to_string();
+    // A page in a folder reaches the record from there.
+    let up = options.page.components().count().saturating_sub(1);
+    let source = format!("{}{}", "../".repeat(up), options.record.display());
     let (page, n_tables) = filled(&page, &rows, &source).with_context(|| name.clone())?;
     ensure!(n_tables > 0, "{name} has no `{START}NAME -->`");
     fs::write(&options.page, page).with_context(|| name)?;
