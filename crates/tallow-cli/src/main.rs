@@ -32,12 +32,13 @@ static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> =
     CountingAllocator::new(mimalloc::MiMalloc);
 
 /// Keeps what a step frees for the next step: mimalloc would give it back to the system after a
-/// tenth of a second, and each page that comes anew must be cleared first.
+/// tenth of a second, and each page that comes anew must be cleared first. `MIMALLOC_PURGE_DELAY` in the
+/// environment goes before.
 fn keep_freed_pages() {
     /// `mi_option_purge_delay`, which the bindings do not name; milliseconds, tenfold for large blocks.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
     // SAFETY: sets a number that mimalloc reads; no thread but this one runs yet.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 10_000) };
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 10_000) };
 }
 
 /// Train networks in the memory you have.
