@@ -91,6 +91,7 @@ macro_rules! by_rows {
         }
     };
 }
+#[cfg(target_arch = "x86_64")]
 pub(crate) use by_rows;
 
 /// Rows of a panel of `f32` or `f64`.

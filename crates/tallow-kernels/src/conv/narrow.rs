@@ -14,6 +14,7 @@ pub(crate) const WIDE: usize = 4;
 
 /// One panel of a source.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only vector code asks for lines
 pub(crate) struct PanelRows<'a> {
     pub(crate) x: &'a [bf16],
     pub(crate) at: &'a [isize; NR],
@@ -28,6 +29,7 @@ pub(crate) const MAX_RUNS: usize = 4;
 /// Runs of lanes whose places are `step` (1 or 2) apart: where lane 0 of each lies (or would), and
 /// which lanes are of it. None where there are too many.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Lines {
     pub(crate) n_runs: usize,
     pub(crate) step: usize,
