@@ -143,7 +143,7 @@ impl Packed for bf16 {
     const MR: usize = MR_BF16;
     const STEP: usize = STEP_BF16;
     const MAX_DEPTH: usize = 512;
-    const BLOCK_ROWS: usize = 24 * MR_BF16;
+    const BLOCK_ROWS: usize = 16 * MR_BF16;
 
     fn begin(isa: Isa) -> Guard {
         #[cfg(target_arch = "x86_64")]
