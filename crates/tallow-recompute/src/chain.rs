@@ -2,6 +2,7 @@
 
 use crate::{
     Check, NoReplay, Plan, Replay, Result, Saved,
+    ops::seed,
     run::{Flow, Run},
     tape::Tape,
 };
@@ -75,6 +76,14 @@ impl<'a> Chain<'a> {
     pub fn new(segments: Vec<Segment<'a>>) -> Self {
         let (replay, aside) = (Arc::new(NoReplay), Arc::new(NoAside));
         Self { segments, replay, check: Check::Shape, saved: Saved::AsIs, aside }
+    }
+
+    /// What backward of a segment starts from, given the gradient of its output `y`.
+    pub(crate) fn root(&self, y: &Tensor, grad: Tensor) -> candle_core::Result<Tensor> {
+        match self.aside.seed(y, &grad)? {
+            Some(root) => Ok(root),
+            None => seed(y, grad),
+        }
     }
 
     /// Runs the chain as planned; the output, detached, and the tape that differentiates it.

@@ -2,7 +2,7 @@
 
 use crate::{
     Chain, Result,
-    ops::{bytes_of, is_tracked, seed, variables},
+    ops::{bytes_of, is_tracked, variables},
     replay::{self, Again},
 };
 use candle_core::{DType, Storage, Tensor, TensorId, Var};
@@ -169,11 +169,7 @@ impl Chain<'_> {
         let grad = y.ones_like()?;
         let params = variables(std::slice::from_ref(&y));
         let start = Start::of(bytes);
-        let root = match self.aside.seed(&y, &grad)? {
-            Some(root) => root,
-            None => seed(&y, grad.clone())?,
-        };
-        drop(grad);
+        let root = self.root(&y, grad)?;
         if tracked {
             self.aside.want(&leaf);
         }

@@ -170,12 +170,8 @@ impl<'c, 'a> Run<'c, 'a> {
     ) -> Result<Option<Tensor>> {
         let mut params = variables(std::slice::from_ref(&y));
         params.retain(|param| param.id() != x.id());
-        let aside = &self.chain.aside;
-        let mut roots = vec![match aside.seed(&y, &grad)? {
-            Some(root) => root,
-            None => seed(&y, grad.clone())?,
-        }];
-        drop((y, grad));
+        let mut roots = vec![self.chain.root(&y, grad)?];
+        drop(y);
         for param in &params {
             // Candle visits the last root first: what a tied parameter has is there before more is
             // added.
@@ -185,6 +181,7 @@ impl<'c, 'a> Run<'c, 'a> {
         }
         let root = join(&roots)?;
         drop(roots);
+        let aside = &self.chain.aside;
         if wanted {
             aside.want(&x);
         }

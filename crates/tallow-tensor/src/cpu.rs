@@ -258,7 +258,7 @@ pub(crate) fn apply<K: Kernel>(
         .collect();
     let slot = Arc::new(Slot::default());
     let out = Arc::new(OnceLock::new());
-    let op = Op(Arc::new(Inner { kernel, operands, slot: slot.clone(), out: out.clone() }));
+    let op = Op { kernel, operands, slot: slot.clone(), out: out.clone() };
     let node = match &nodes[..] {
         [x] => x.apply_op1(op)?,
         [x, y] => x.apply_op2(y, op)?,
@@ -308,9 +308,7 @@ struct Operand {
 }
 
 /// The node of an operation: what candle calls on its way back.
-struct Op<K>(Arc<Inner<K>>);
-
-struct Inner<K> {
+struct Op<K> {
     kernel: K,
     operands: Vec<Operand>,
     /// The output's gradient.
@@ -322,7 +320,7 @@ struct Inner<K> {
 impl<K: Kernel> Op<K> {
     /// What candle adds to the gradient of each of its operands.
     fn backward(&self, args: &[&Tensor]) -> candle_core::Result<Grads> {
-        let Inner { kernel, operands, slot, out } = &*self.0;
+        let Self { kernel, operands, slot, out } = self;
         let Some(dout) = slot.take() else {
             candle_core::bail!("{}: no gradient of its output came", K::NAME)
         };
@@ -341,9 +339,8 @@ impl<K: Kernel> Op<K> {
         debug_assert_eq!(grads.len(), args.len(), "{}: one gradient per operand", K::NAME);
         aside::divert(args, &mut grads)?;
         for (grad, operand) in grads.iter_mut().zip(operands) {
-            if let (Some(slot), Some(of_operand)) =
-                (&operand.slot, grad.take_if(|_| operand.slot.is_some()))
-            {
+            let Some(slot) = &operand.slot else { continue };
+            if let Some(of_operand) = grad.take() {
                 slot.put(of_operand)?;
                 *grad = relay::mark()?;
             }
