@@ -77,7 +77,8 @@ fn holes(path: PathBuf, n_samples: u64) -> impl Source<Item = Vec<u8>> {
 }
 
 /// Peak of an epoch through shuffle, map, batch and prefetch. At its second batch the consumer waits
-/// until all queues are full, and so does the thread that makes the third.
+/// until the third is stacked and all queues are full; the thread that makes the third waits for the
+/// queues with the rows in its hands.
 fn streamed(source: impl Source<Item = Vec<u8>> + 'static, workers: Workers) -> u64 {
     let scope = ALLOC.scope();
     let n_samples = source.n_samples();
@@ -90,7 +91,8 @@ fn streamed(source: impl Source<Item = Vec<u8>> + 'static, workers: Workers) -> 
         Ok(bytes)
     });
     let batches = samples.workers(workers).batch(BATCH as usize, Tail::Drop).unwrap();
-    let n_batches = AtomicU64::new(0);
+    let n_batches = Arc::new(AtomicU64::new(0));
+    let n_stacked = n_batches.clone();
     let batches = batches.map(move |rows| {
         let batch = stacked(&rows)?;
         if n_batches.fetch_add(1, Ordering::Relaxed) == 2 {
@@ -103,6 +105,7 @@ fn streamed(source: impl Source<Item = Vec<u8>> + 'static, workers: Workers) -> 
         let batch = batch.unwrap();
         assert_eq!(batch.inputs.dims()[0] as u64, BATCH);
         if number == 1 {
+            wait_for(&n_stacked, 3);
             wait_for(&n_made, full);
         }
     }
@@ -112,8 +115,8 @@ fn streamed(source: impl Source<Item = Vec<u8>> + 'static, workers: Workers) -> 
     scope.peak_bytes()
 }
 
-fn wait_for(n_made: &AtomicU64, full: u64) {
-    while n_made.load(Ordering::Relaxed) < full {
+fn wait_for(counter: &AtomicU64, full: u64) {
+    while counter.load(Ordering::Relaxed) < full {
         std::thread::yield_now();
     }
 }
