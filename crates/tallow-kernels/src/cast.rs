@@ -152,6 +152,40 @@ pub(crate) unsafe fn narrow_rows<T: Element>(
     }
 }
 
+/// `dst[j * step] = sums[j]`, rounded once, or `+=`.
+/// # Safety
+/// `dst` is good for those elements, and nothing else reaches them meanwhile.
+pub(crate) unsafe fn narrow_apart<T: Element>(
+    dst: *mut T,
+    step: usize,
+    sums: &[T::Acc],
+    add: bool,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if step == 2
+        && let Some(sums) = as_type::<T::Acc, f32>(sums)
+    {
+        use crate::element::same_type;
+        let (src, n, isa) = (sums.as_ptr(), sums.len(), Isa::current());
+        // SAFETY: the processor has the instructions; the rest is the caller's promise.
+        unsafe {
+            if isa >= Isa::Avx512 && same_type::<T, f32>() {
+                return crate::x86::avx512::store_apart(dst.cast(), src, n, add);
+            }
+            if isa >= Isa::Avx512Bf16 && same_type::<T, half::bf16>() {
+                return crate::x86::avx512::narrow_apart(dst.cast(), src, n, add);
+            }
+        }
+    }
+    for (j, &sum) in sums.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let dst = dst.add(j * step);
+            *dst = T::narrow(if add { (*dst).widen() + sum } else { sum });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::to_odd_f32;

@@ -107,7 +107,7 @@ macro_rules! real {
             type Sum = $t;
             const MR: usize = MR;
             const STEP: usize = 1;
-            const MAX_DEPTH: usize = 192;
+            const MAX_DEPTH: usize = 384;
             const BLOCK_ROWS: usize = 32 * MR;
 
             #[inline]

@@ -84,6 +84,8 @@ pub(crate) trait Sink<R> {
     /// Takes the sums of `n` rows and columns, the rows `ld` apart, from `at` on. `part` is the
     /// number of parts put before.
     fn put(&self, at: (usize, usize), n: (usize, usize), sums: (&[R], usize), part: usize);
+    /// All sums of these rows and columns are there.
+    fn finish(&self, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 
 /// Scratch of one thread.

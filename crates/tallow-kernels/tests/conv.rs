@@ -99,6 +99,31 @@ fn spare_2_gradients_match_central_differences() {
     }
 }
 
+/// What is not finite reaches the pixels under its window, and no other, whether the phases of a stride
+/// are computed one by one (four channels' rows) or at once.
+#[test]
+fn a_nan_stays_under_its_window() {
+    for channels in [3, 5] {
+        let cfg = cfg([2, 2], [3, 3], [1, 1], 1);
+        let shape = Conv2dShape::new([1, channels, 20, 22], [4, channels, 7, 7], cfg);
+        let shape = shape.expect("a valid case");
+        let (n, weight) = (channels * 20 * 22, vec![1f32; 4 * channels * 49]);
+        let mut dout = vec![0f32; shape.out_dims().iter().product()];
+        let gradient = |dout: &[f32]| {
+            let mut dx = vec![5.0; n];
+            conv2d_backward_input(&mut dx, dout, &weight, &shape);
+            dx
+        };
+        dout[57] = 1.0;
+        let under = gradient(&dout);
+        for x in [f32::NAN, f32::INFINITY] {
+            dout[57] = x;
+            let reached = gradient(&dout).iter().map(|dx| !dx.is_finite()).collect::<Vec<_>>();
+            assert_eq!(reached, under.iter().map(|&dx| dx != 0.0).collect::<Vec<_>>());
+        }
+    }
+}
+
 /// Large enough for several tiles, images per tile, channel blocks and pixel cuts.
 const LARGE: [([usize; 4], [usize; 4], usize); 4] = [
     ([3, 70, 12, 13], [140, 70, 3, 3], 1),

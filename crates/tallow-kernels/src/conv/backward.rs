@@ -1,21 +1,22 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, Conv2dShape, Group, MIN_TASKS, block_out,
-    planes::Planes,
+    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS,
+    planes::{Grids, Planes},
     product,
     window::{Patches, Transposed, Window},
 };
 use crate::{
     Element, Real,
     gemm::{Dense, Store},
-    isa::Isa,
+    isa::{self, Isa},
     micro::Packed,
     pack::{Lanes, Packs, packs_narrow},
     par::{self, Disjoint, tasks},
     product::{Left, Whole, tile},
     reduce,
 };
+use num_traits::Float;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -52,6 +53,9 @@ fn input_gradient<T: Element, P: Packs<T>>(
 ) {
     let (group_in, group_out) = (shape.group_in(), shape.group_out());
     let mut phases = phases(shape);
+    if are_merged(shape, &phases) && all_finite(dout) {
+        return merged_phases::<T, P>(dx, dout, weight, shape, &phases);
+    }
     if phases.iter().any(|phase| phase.taps.is_empty()) {
         par::elems(dx, |_, dx| dx.fill(T::default()));
         phases.retain(|phase| !phase.taps.is_empty());
@@ -75,6 +79,100 @@ fn input_gradient<T: Element, P: Packs<T>>(
         let n_pixels = shape.batch * phase.window.grid[0] * phase.window.grid[1];
         if n_pixels > 0 {
             product(groups.collect(), (group_in, n_pixels), depth);
+        }
+    }
+}
+
+/// Most rows of a product that computes all phases at once.
+const MERGED_ROWS: usize = 16;
+
+/// Whether all phases are computed at once: where one alone has too few rows to be worth the packing
+/// of the patches.
+pub(super) fn are_merged(shape: &Conv2dShape, phases: &[Phase]) -> bool {
+    phases.len() > 1
+        && shape.group_in() * phases.len() <= MERGED_ROWS
+        && phases.iter().all(|phase| phase.window.grid == phases[0].window.grid)
+}
+
+/// The window that all phases look through.
+pub(super) fn merged_window(phases: &[Phase]) -> Window {
+    let mut taps: Vec<_> = phases.iter().flat_map(|phase| &phase.window.taps).copied().collect();
+    taps.sort_unstable();
+    taps.dedup();
+    Window { taps, ..phases[0].window }
+}
+
+/// Weights of 0 keep out what is finite, and nothing else.
+fn all_finite<T: Element>(x: &[T]) -> bool {
+    const CUT: usize = 1 << 14;
+    let cut =
+        |x: &[T]| isa::vectorized(|| x.iter().fold(true, |all, x| all & x.widen().is_finite()));
+    x.par_chunks(CUT).all(cut)
+}
+
+/// As [`input_gradient`], rows of the product being the channels of one phase after the other. Taps that
+/// are not of a phase have weight 0.
+fn merged_phases<T: Element, P: Packs<T>>(
+    dx: &mut [T],
+    dout: &[T],
+    weight: &[T],
+    shape: &Conv2dShape,
+    phases: &[Phase],
+) {
+    let (group_in, group_out) = (shape.group_in(), shape.group_out());
+    let (window, n_rows) = (merged_window(phases), phases.len() * group_in);
+    let depth = group_out * window.taps.len();
+    let tap_at = |phase: &Phase, at| {
+        phase.window.taps.iter().position(|&tap| tap == at).map(|tap| phase.taps[tap])
+    };
+    let taps: Vec<Vec<_>> = phases
+        .iter()
+        .map(|phase| window.taps.iter().map(|&at| tap_at(phase, at)).collect())
+        .collect();
+    let dst = Disjoint::new(dx);
+    let image_elems = shape.channels * shape.in_pixels();
+    let groups = (0..shape.cfg.groups).map(|group| {
+        let weight = &weight[group * group_out * shape.depth()..][..group_out * shape.depth()];
+        let dout = dout.get(group * group_out * shape.out_pixels()..).unwrap_or_default();
+        let start = (group * group_in * shape.in_pixels(), image_elems);
+        let grid = |phase: &Phase| {
+            let grid = (phase.start, shape.cfg.stride);
+            Planes::new(dst, start, shape.input, &window, grid)
+        };
+        Group {
+            left: Whole::<P>::new(&Merged { weight, shape, taps: &taps }, n_rows, depth),
+            right: Patches::new(dout, &window, shape.batch, group_out),
+            sink: Grids { grids: phases.iter().map(grid).collect(), n_planes: group_in },
+        }
+    });
+    let n_pixels = shape.batch * window.grid[0] * window.grid[1];
+    if n_pixels > 0 {
+        product(groups.collect(), (n_rows, n_pixels), depth);
+    }
+}
+
+/// The weight of one group with phases and input channels for rows; depth is output channel, then tap
+/// of the merged window.
+struct Merged<'a, T> {
+    weight: &'a [T],
+    shape: &'a Conv2dShape,
+    /// For each phase and tap of the merged window the tap of the weight, if it has one.
+    taps: &'a [Vec<Option<usize>>],
+}
+
+impl<T: Element, P: Packs<T>> Left<P> for Merged<'_, T> {
+    fn pack(&self, _: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
+        let (group_in, n_taps) = (self.shape.group_in(), self.taps[0].len());
+        dst.fill(P::default());
+        for (at, p) in depth.enumerate() {
+            let (o, tap) = (p / n_taps, p % n_taps);
+            for (l, row) in rows.clone().enumerate() {
+                let (phase, c) = (row / group_in, row % group_in);
+                if let Some(tap) = self.taps[phase][tap] {
+                    let w = o * self.shape.depth() + c * self.shape.taps() + tap;
+                    dst[P::left_place(l, at)] = P::pack_one(self.weight[w]);
+                }
+            }
         }
     }
 }
@@ -125,8 +223,20 @@ struct Turned<'a, T> {
 }
 
 impl<T: Element, P: Packs<T>> Left<P> for Turned<'_, T> {
-    fn pack(&self, _: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
+    fn pack(&self, isa: Isa, dst: &mut [P], rows: Range<usize>, depth: Range<usize>) {
         let n_taps = self.shape.taps();
+        if n_taps == 1 {
+            let lanes =
+                Lanes { data: self.weight, lane_stride: 1, depth_stride: self.shape.depth() };
+            return P::left(&lanes, isa, dst, rows, depth);
+        }
+        if self.taps.len() == n_taps {
+            return P::left_runs(isa, dst, rows.len(), depth.len(), |at| {
+                let (o, tap) = ((depth.start + at) / n_taps, (depth.start + at) % n_taps);
+                let data = &self.weight[o * self.shape.depth() + rows.start * n_taps + tap..];
+                (Lanes { data, lane_stride: n_taps, depth_stride: 1 }, n_taps - tap)
+            });
+        }
         if rows.len() < P::MR || !depth.len().is_multiple_of(P::STEP) {
             dst.fill(P::default());
         }
@@ -213,7 +323,7 @@ pub(super) struct WeightPlan {
 
 impl WeightPlan {
     pub(super) fn new<P: Packed>(shape: &Conv2dShape) -> Self {
-        let block_out = block_out::<P>();
+        let block_out = BLOCK_OUT;
         let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
         let blocks_out = shape.group_out().div_ceil(block_out);
         let groups = shape.cfg.groups;

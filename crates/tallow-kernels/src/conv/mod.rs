@@ -9,10 +9,9 @@
 use crate::{
     Element, Error, Real,
     gemm::{Cuts, Mat, Rows},
-    micro::Packed,
     pack::{Lanes, Packs, packs_narrow},
     par::Disjoint,
-    product::{self, Whole},
+    product::{self, Sink, Whole},
 };
 use planes::Planes;
 use rayon::prelude::*;
@@ -31,11 +30,8 @@ pub use price::{
 
 /// Most channels and pixels of one tile of the output or of the input's gradient.
 const MOST: (usize, usize) = (768, 256);
-/// Output channels of one block of the weight gradient: more where products are so fast that patches
-/// must be packed less often.
-fn block_out<P: Packed>() -> usize {
-    if P::STEP > 1 { 256 } else { 128 }
-}
+/// Output channels of one block of the weight gradient.
+const BLOCK_OUT: usize = 256;
 /// Patch rows of one block of a gradient.
 const BLOCK_DEPTH: usize = 1152;
 /// Blocks below which the weight gradient is also cut over pixels, to keep threads busy.
@@ -238,15 +234,15 @@ fn forward<T: Element, P: Packs<T>>(
 }
 
 /// The operands and the destination of one group's product.
-struct Group<'a, T: Element, P> {
+struct Group<'a, T, P, S> {
     left: Whole<P>,
     right: Patches<'a, T>,
-    sink: Planes<'a, T>,
+    sink: S,
 }
 
 /// The products of all groups, each `m x n` of the given depth.
-fn product<T: Element, P: Packs<T>>(
-    groups: Vec<Group<T, P>>,
+fn product<T: Element, P: Packs<T>, S: Sink<T::Acc> + Sync>(
+    groups: Vec<Group<T, P, S>>,
     (m, n): (usize, usize),
     depth: usize,
 ) {

@@ -1,6 +1,8 @@
 //! What lies under a window, packed as `bf16`: rows of 16 lanes, joined two by two.
 
 use super::window::{Panel, Panels, Reach};
+#[cfg(target_arch = "x86_64")]
+use crate::x86::spans;
 use crate::{
     isa::Isa,
     micro::{NR, STEP_BF16},
@@ -91,6 +93,16 @@ pub(crate) fn patches(
         return;
     }
     for (q, dst) in (0..n).step_by(WIDE).zip(dst.chunks_mut(WIDE * n_panel)) {
+        #[cfg(target_arch = "x86_64")]
+        if isa >= Isa::Avx512
+            && let Some(spans) = panels.spans::<2, { WIDE / 2 }>(q..n.min(q + WIDE))
+        {
+            let spans = &spans[..(n - q).div_ceil(2).min(WIDE / 2)];
+            let planes = (x, panels.window.source_elems());
+            // SAFETY: the processor has AVX-512; lanes that are inside lie in `x` by the window's check.
+            unsafe { spans::pack_bf16(dst, planes, spans, depth.clone()) };
+            continue;
+        }
         let rows: [_; WIDE] =
             std::array::from_fn(|i| PanelRows::new(panels, (q + i).min(n - 1), x));
         let rows = &rows[..WIDE.min(n - q)];
@@ -124,6 +136,19 @@ pub(crate) fn turned(
 ) {
     let n_panel = NR * n_lanes.next_multiple_of(STEP_BF16);
     for b in 0..n_lanes.div_ceil(STEP_BF16) {
+        #[cfg(target_arch = "x86_64")]
+        if isa >= Isa::Avx512
+            && let Some(span) = panels.span::<2>(2 * b)
+        {
+            let planes = (x, panels.window.source_elems());
+            for (c, j) in cols.clone().step_by(NR).enumerate() {
+                let dst = &mut dst[c * n_panel + b * NR * STEP_BF16..][..NR * STEP_BF16];
+                let cols = j..cols.end.min(j + NR);
+                // SAFETY: as above.
+                unsafe { spans::turn_bf16(dst, planes, &span, cols) };
+            }
+            continue;
+        }
         let halves = [2 * b, 2 * b + 1]
             .map(|q| (q < panels.panels.len()).then(|| PanelRows::new(panels, q, x)));
         for (c, j) in cols.clone().step_by(NR).enumerate() {

@@ -1,7 +1,12 @@
 //! Where the sums of a convolution go: rows are planes, columns the pixels of a grid over the batch.
 
 use super::window::Window;
-use crate::{Element, Real, cast::narrow_rows, par::Disjoint, product::Sink};
+use crate::{
+    Element, Real,
+    cast::{narrow_apart, narrow_rows},
+    par::Disjoint,
+    product::Sink,
+};
 use std::ops::Range;
 
 /// Planes `[images, n_planes, height, width]` of which a grid is written.
@@ -47,19 +52,6 @@ impl<'a, T: Element> Planes<'a, T> {
         Self { bias, ..self }
     }
 
-    /// Adds the bias to sums that were added up in place.
-    pub(super) fn finish(&self, rows: Range<usize>, cols: Range<usize>) {
-        let Some(bias) = self.bias.filter(|_| self.takes_parts()) else { return };
-        for i in rows {
-            let b = bias[i].widen();
-            self.runs(i, cols.start, cols.len(), |start, n, _| {
-                // SAFETY: these pixels belong to one tile, which one call computes.
-                let out = unsafe { self.dst.slice(start, n) };
-                out.iter_mut().for_each(|o| *o = T::narrow(o.widen() + b));
-            });
-        }
-    }
-
     /// Calls `f(element, n, offset)` for runs of the `n` columns from `j` on, in plane `i`.
     fn runs(&self, i: usize, j: usize, n: usize, mut f: impl FnMut(usize, usize, usize)) {
         let per_run = if self.is_whole() { self.n_grid() } else { self.grid[1] };
@@ -98,6 +90,18 @@ impl<T: Element> Sink<T::Acc> for Planes<'_, T> {
     fn takes_parts(&self) -> bool {
         T::as_acc(&[]).is_some()
     }
+    /// Adds the bias to sums that were added up in place.
+    fn finish(&self, rows: Range<usize>, cols: Range<usize>) {
+        let Some(bias) = self.bias.filter(|_| self.takes_parts()) else { return };
+        for i in rows {
+            let b = bias[i].widen();
+            self.runs(i, cols.start, cols.len(), |start, n, _| {
+                // SAFETY: these pixels belong to one tile, which one call computes.
+                let out = unsafe { self.dst.slice(start, n) };
+                out.iter_mut().for_each(|o| *o = T::narrow(o.widen() + b));
+            });
+        }
+    }
     fn put(
         &self,
         (i, j): (usize, usize),
@@ -119,6 +123,11 @@ impl<T: Element> Sink<T::Acc> for Planes<'_, T> {
                 let sums = &sums[r * ld + at..][..n];
                 let bias = bias.map_or(T::Acc::of(0.0), |b| b[i + r].widen());
                 let first = self.dst.ptr(start + r * self.plane_elems, (n - 1) * step + 1);
+                if self.bias.is_none() {
+                    // SAFETY: as below.
+                    unsafe { narrow_apart(first, step, sums, part > 0) };
+                    continue;
+                }
                 for (l, &s) in sums.iter().enumerate() {
                     // SAFETY: in bounds by `ptr`'s check; these pixels belong to one tile, which one
                     // call computes, and no reference covers those between them.
@@ -129,5 +138,37 @@ impl<T: Element> Sink<T::Acc> for Planes<'_, T> {
                 }
             }
         });
+    }
+}
+
+/// Several grids of one window: rows come grid by grid.
+pub(super) struct Grids<'a, T> {
+    pub(super) grids: Vec<Planes<'a, T>>,
+    /// Planes of each.
+    pub(super) n_planes: usize,
+}
+
+impl<T: Element> Sink<T::Acc> for Grids<'_, T> {
+    fn place(&self, _: (usize, usize), _: (usize, usize)) -> Option<(*mut T::Acc, usize)> {
+        None
+    }
+    fn adds(&self) -> bool {
+        false
+    }
+    fn takes_parts(&self) -> bool {
+        T::as_acc(&[]).is_some()
+    }
+    fn put(
+        &self,
+        (i, j): (usize, usize),
+        (n_rows, n_cols): (usize, usize),
+        (sums, ld): (&[T::Acc], usize),
+        part: usize,
+    ) {
+        for r in 0..n_rows {
+            let (grid, plane) = ((i + r) / self.n_planes, (i + r) % self.n_planes);
+            let sums = &sums[r * ld..];
+            self.grids[grid].put((plane, j), (1, n_cols), (sums, ld), part);
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! What convolutions hold beside their inputs and outputs.
 
 use super::{
-    Conv2dShape, MOST,
-    backward::{WeightPlan, phases},
-    block_out,
+    BLOCK_OUT, Conv2dShape, MOST,
+    backward::{WeightPlan, are_merged, merged_window, phases},
+    window::Window,
 };
 use crate::{Element, gemm::Cuts, micro::Packed, pack::packs_narrow, product};
 
@@ -51,7 +51,14 @@ pub fn conv2d_backward_input_scratch_bytes<T: Element>(shape: &Conv2dShape, n_th
         packed!(T, product_bytes(shape.cfg.groups, sizes, shape.group_out() * taps, n_threads))
     };
     let phases = phases(shape);
-    phases.iter().map(|p| of_phase(p.taps.len(), p.window.grid)).max().unwrap_or(0)
+    let one_by_one = phases.iter().map(|p| of_phase(p.taps.len(), p.window.grid)).max();
+    let merged = are_merged(shape, &phases).then(|| {
+        let Window { taps, grid, .. } = merged_window(&phases);
+        let sizes = (phases.len() * shape.group_in(), shape.batch * grid[0] * grid[1]);
+        let depth = shape.group_out() * taps.len();
+        packed!(T, product_bytes(shape.cfg.groups, sizes, depth, n_threads))
+    });
+    one_by_one.max(merged).unwrap_or(0)
 }
 
 /// Bytes that [`conv2d_backward_weight`](super::conv2d_backward_weight) holds on `n_threads`: each the
@@ -67,7 +74,7 @@ pub fn conv2d_backward_weight_scratch_bytes<T: Element>(
 }
 
 fn weight_bytes<P: Packed>(shape: &Conv2dShape, n_threads: u64) -> u64 {
-    let n_out = block_out::<P>().min(shape.group_out());
+    let n_out = BLOCK_OUT.min(shape.group_out());
     let plan = WeightPlan::new::<P>(shape);
     let depth = plan.block_in * shape.taps();
     let n_pixels = (shape.batch * shape.out_pixels()).div_ceil(plan.n_cuts);

@@ -5,6 +5,11 @@
 //! worked out once a panel and used for all of them.
 
 use crate::{Element, Real, isa::Isa, micro::NR, pack::Packs, product::Right};
+#[cfg(target_arch = "x86_64")]
+use crate::{
+    element::{as_type, as_type_mut},
+    x86::spans,
+};
 use std::ops::Range;
 
 /// Where the taps of a window fall around the pixels of a grid.
@@ -26,48 +31,62 @@ const WIDE: usize = 4;
 /// Columns turned over at once, whose rows then stay in the L1 cache.
 const TURNED: usize = 6 * NR;
 
-/// How the lanes of a panel lie in the source.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only vector code asks
-enum Layout {
-    /// In up to two runs of places a step of 1 or 2 apart; the second begins at this lane.
-    Runs { second: usize, step: usize },
-    /// Anyhow.
-    Scattered,
-}
-
 /// Row and column of a lane that reads nothing, whatever the tap.
 const FAR: i32 = i32::MIN / 2;
 
-/// [`NR`] lanes: where they read for a tap at (0, 0) of plane 0, and how that lies.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+/// [`NR`] lanes: where they read for a tap at (0, 0) of plane 0.
 pub(super) struct Panel {
     pub(super) at: [isize; NR],
     pub(super) n_lanes: usize,
-    layout: Layout,
 }
 
-#[cfg(target_arch = "x86_64")]
-impl Panel {
-    /// The runs that the lanes lie in, if they do.
-    fn runs(&self) -> Option<Runs> {
-        let Layout::Runs { second, step } = self.layout else { return None };
-        Some(Runs {
-            at: [self.at[0], self.at[second.min(NR - 1)] - (second * step) as isize],
-            first: (1u32 << second).wrapping_sub(1) as u16,
-            step,
-        })
-    }
-}
-
-/// Lanes in up to two runs of places `step` apart: where lane 0 of each lies (or would), and which
-/// lanes are of the first.
+/// Lanes in up to two runs of places `step` (1 or 2) apart: where lane 0 of each lies (or would), and
+/// which lanes are of the first.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct Runs {
     pub(crate) at: [isize; 2],
-    pub(crate) first: u16,
+    pub(crate) first: u32,
     pub(crate) step: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Runs {
+    /// Of up to 32 lanes, if they lie so.
+    pub(super) fn new(lanes: impl Iterator<Item = isize>, step: usize) -> Option<Self> {
+        let mut runs = Self { at: [0; 2], first: u32::MAX, step };
+        let mut last = None;
+        for (l, at) in lanes.enumerate() {
+            let first_place = at - (l * step) as isize;
+            match last {
+                None => runs.at = [first_place; 2],
+                Some(last) if at == last + step as isize => {}
+                Some(_) if runs.first == u32::MAX => {
+                    (runs.at[1], runs.first) = (first_place, (1 << l) - 1);
+                }
+                Some(_) => return None,
+            }
+            last = Some(at);
+        }
+        matches!(step, 1 | 2).then_some(runs)
+    }
+}
+
+/// The lanes of `N` panels that lie in runs, and the reach of each tap of each panel (none of one that
+/// is missing).
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Span<'a, const N: usize> {
+    pub(crate) runs: Runs,
+    pub(crate) reach: [&'a [Reach]; N],
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<const N: usize> Span<'_, N> {
+    /// How many panels there are.
+    pub(crate) fn n_panels(&self) -> usize {
+        self.reach.iter().filter(|reach| !reach.is_empty()).count()
+    }
 }
 
 /// A tap of a panel: what it adds to the place of each lane, and which lanes lie in the plane.
@@ -105,7 +124,7 @@ impl Window {
             let inside = down & inside(isa, &cols, dx as i32, self.source[1] as i32);
             Reach { delta: dy * self.source[1] as isize + dx, inside }
         }));
-        Panel { at, n_lanes: n, layout: layout(&at[..n]) }
+        Panel { at, n_lanes: n }
     }
 
     /// The panels of consecutive lanes.
@@ -140,24 +159,6 @@ fn inside(isa: Isa, at: &[i32; NR], delta: i32, extent: i32) -> u16 {
         let at = at[l].wrapping_add(delta);
         bits | u16::from(at >= 0 && at < extent) << l
     })
-}
-
-/// Whether the lanes lie in up to two runs.
-fn layout(at: &[isize]) -> Layout {
-    let step = at.get(1).map_or(1, |second| second - at[0]);
-    let mut second = NR;
-    for l in 1..at.len() {
-        if at[l] != at[l - 1] + step {
-            if second < NR {
-                return Layout::Scattered;
-            }
-            second = l;
-        }
-    }
-    match step {
-        1 | 2 => Layout::Runs { second, step: step as usize },
-        _ => Layout::Scattered,
-    }
 }
 
 /// Consecutive panels, and the reach of each tap of each.
@@ -212,11 +213,43 @@ impl Panels<'_> {
     #[cfg(target_arch = "x86_64")]
     fn runs(&self, which: Range<usize>) -> Option<([Runs; WIDE], usize)> {
         let mut runs = [Runs { at: [0; 2], first: 0, step: 0 }; WIDE];
-        for (runs, panel) in runs.iter_mut().zip(&self.panels[which.clone()]) {
-            *runs = panel.runs()?;
+        for (runs, q) in runs.iter_mut().zip(which.clone()) {
+            *runs = self.runs_of(q..q + 1)?;
         }
-        let same = runs[..which.len()].iter().all(|r| r.step == runs[0].step);
-        same.then_some((runs, which.len()))
+        Some((runs, which.len()))
+    }
+
+    /// The runs that the lanes of one or two panels lie in, if they do.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn runs_of(&self, which: Range<usize>) -> Option<Runs> {
+        let lanes = self.panels[which].iter().flat_map(|panel| &panel.at[..panel.n_lanes]);
+        Runs::new(lanes.copied(), self.window.step[1])
+    }
+
+    /// Spans of `N` panels each, from the first of up to `M * N` panels on, if all their lanes lie in
+    /// runs. Those beyond the last repeat it.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn spans<const N: usize, const M: usize>(
+        &self,
+        which: Range<usize>,
+    ) -> Option<[Span<'_, N>; M]> {
+        let last = which.start + (which.len() - 1) / N * N;
+        let mut spans = [self.span::<N>(which.start)?; M];
+        for (i, span) in spans.iter_mut().enumerate().skip(1) {
+            *span = self.span(last.min(which.start + i * N))?;
+        }
+        Some(spans)
+    }
+
+    /// The `N` panels from `q` on, if their lanes lie in runs.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn span<const N: usize>(&self, q: usize) -> Option<Span<'_, N>> {
+        let (n, n_taps) = (self.panels.len(), self.window.taps.len());
+        let runs = self.runs_of(q..n.min(q + N))?;
+        let reach = std::array::from_fn(|i| {
+            self.reach.get((q + i) * n_taps..(q + i + 1) * n_taps).unwrap_or_default()
+        });
+        Some(Span { runs, reach })
     }
 }
 
@@ -267,6 +300,17 @@ pub(crate) fn patches<T: Element>(
     for q in (0..n).step_by(WIDE) {
         let which = q..n.min(q + WIDE);
         let dst = &mut dst[q * n_panel..which.end * n_panel];
+        #[cfg(target_arch = "x86_64")]
+        if isa >= Isa::Avx512
+            && let Some(x) = as_type::<T, f32>(x)
+            && let Some(spans) = panels.spans::<1, WIDE>(which.clone())
+            && let Some(dst) = as_type_mut::<T::Acc, f32>(dst)
+        {
+            let planes = (x, panels.window.source_elems());
+            // SAFETY: the processor has AVX-512; lanes that are inside lie in `x` by `check`.
+            unsafe { spans::pack_f32(dst, planes, &spans[..which.len()], depth.clone()) };
+            continue;
+        }
         panels.pack(isa, dst, x, which, depth.clone());
     }
 }
@@ -280,6 +324,13 @@ pub(crate) fn turned<T: Element>(
     cols: Range<usize>,
     n_lanes: usize,
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512
+        && let Some(x) = as_type::<T, f32>(x)
+        && let Some(dst) = as_type_mut::<T::Acc, f32>(dst)
+    {
+        return turned_f32(panels, dst, x, cols, n_lanes);
+    }
     let mut rows = [T::Acc::of(0.0); TURNED * WIDE * NR];
     let start = cols.start;
     for j in (start..cols.end).step_by(TURNED) {
@@ -293,6 +344,32 @@ pub(crate) fn turned<T: Element>(
                 let n = NR.min(n_lanes - q * NR);
                 for (c, rows) in rows.chunks(NR * NR).enumerate() {
                     turn(isa, &mut dst[(c * n_lanes + q * NR) * NR..][..n * NR], rows, n);
+                }
+            }
+        }
+    }
+}
+
+/// As [`turned`], with AVX-512.
+#[cfg(target_arch = "x86_64")]
+fn turned_f32(panels: &Panels, dst: &mut [f32], x: &[f32], cols: Range<usize>, n_lanes: usize) {
+    let (n, planes) = (panels.panels.len(), (x, panels.window.source_elems()));
+    for q in (0..n).step_by(WIDE) {
+        let which = q..n.min(q + WIDE);
+        let spans = panels.spans::<1, WIDE>(which.clone());
+        for (c, j) in cols.clone().step_by(NR).enumerate() {
+            let cols = j..cols.end.min(j + NR);
+            for (i, q) in which.clone().enumerate() {
+                let n = NR.min(n_lanes - q * NR);
+                let dst = &mut dst[(c * n_lanes + q * NR) * NR..][..n * NR];
+                if let Some(spans) = &spans {
+                    // SAFETY: the processor has AVX-512; lanes that are inside lie in `x` by `check`.
+                    unsafe { spans::turn_f32(dst, planes, &spans[i], cols.clone()) };
+                } else {
+                    let mut rows = [0.0; NR * NR];
+                    let rows = &mut rows[..cols.len() * NR];
+                    panels.pack(Isa::Avx512, rows, x, q..q + 1, cols.clone());
+                    turn(Isa::Avx512, dst, rows, n);
                 }
             }
         }

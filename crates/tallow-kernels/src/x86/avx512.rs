@@ -2,6 +2,7 @@
 //!
 //! Every function needs F, BW, DQ and VL, those of products and roundings of `bf16` BF16 too.
 
+use super::patches::spread;
 use crate::micro::{MR, MR_BF16, NR, Place, STEP_BF16, by_panels, by_rows};
 use half::bf16;
 use std::arch::x86_64::*;
@@ -211,6 +212,51 @@ pub(crate) unsafe fn narrow_rows(
                 let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
                 _mm512_mask_storeu_epi16(dst.cast(), mask, both);
             }
+        }
+    }
+}
+
+/// `dst[2 j] = sums[j]` or `+=`, rounded; results that are subnormal become zero. What lies between
+/// is not touched.
+/// # Safety
+/// `dst` is good for the `n` elements two apart, `sums` for `n`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(crate) unsafe fn narrow_apart(dst: *mut bf16, sums: *const f32, n: usize, add: bool) {
+    for j in (0..n).step_by(NR) {
+        let mask = ((1u32 << (n - j).min(NR)) - 1) as u16;
+        let apart = spread(mask);
+        // SAFETY: the caller's promise; masked lanes are not touched.
+        unsafe {
+            let dst = dst.add(2 * j).cast::<i16>();
+            let mut sums = _mm512_maskz_loadu_ps(mask, sums.add(j));
+            if add {
+                let was = _mm512_slli_epi32::<16>(_mm512_maskz_loadu_epi16(apart, dst));
+                sums = _mm512_add_ps(sums, _mm512_castsi512_ps(was));
+            }
+            let sums = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(sums));
+            _mm512_mask_storeu_epi16(dst, apart, _mm512_cvtepu16_epi32(sums));
+        }
+    }
+}
+
+/// As [`narrow_apart`], of `f32`.
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) unsafe fn store_apart(dst: *mut f32, sums: *const f32, n: usize, add: bool) {
+    const HALF: usize = NR / 2;
+    for j in (0..n).step_by(HALF) {
+        let mask = ((1u32 << (n - j).min(HALF)) - 1) as u8;
+        let apart = spread(mask.into()) as u16;
+        // SAFETY: the caller's promise; masked lanes are not touched.
+        unsafe {
+            let dst = dst.add(2 * j);
+            let sums = _mm512_castps256_ps512(_mm256_maskz_loadu_ps(mask, sums.add(j)));
+            let mut sums = _mm512_maskz_expand_ps(apart, sums);
+            if add {
+                sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(apart, dst));
+            }
+            _mm512_mask_storeu_ps(dst, apart, sums);
         }
     }
 }

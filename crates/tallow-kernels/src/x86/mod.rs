@@ -13,6 +13,7 @@ use std::arch::x86_64::*;
 pub(crate) mod amx;
 pub(crate) mod avx512;
 pub(crate) mod patches;
+pub(crate) mod spans;
 
 /// Depth ahead of which panels are fetched into the cache.
 const AHEAD: usize = 8;
@@ -365,7 +366,7 @@ unsafe fn pack_steps<T: Element, const STEP: usize>(
             unsafe {
                 let Reach { delta, inside } = *reach.get_unchecked(q * n_taps + tap);
                 let at = plane + delta;
-                let (one, two) = (inside & runs.first, inside & !runs.first);
+                let (one, two) = (inside & runs.first as u16, inside & !(runs.first as u16));
                 let mut v = load_inside::<T, STEP>(x, at + runs.at[0], one);
                 if two != 0 {
                     let w = load_inside::<T, STEP>(x, at + runs.at[1], two);

@@ -133,7 +133,7 @@ unsafe fn run(src: *const bf16, inside: u16, step: usize) -> __m256i {
 
 /// Bit `i` of `bits` at place `2 i`.
 #[inline(always)]
-fn spread(bits: u16) -> u32 {
+pub(super) fn spread(bits: u16) -> u32 {
     let x = u32::from(bits);
     let x = (x | x << 8) & 0x00FF_00FF;
     let x = (x | x << 4) & 0x0F0F_0F0F;
