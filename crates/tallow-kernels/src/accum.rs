@@ -54,7 +54,11 @@ impl Squares {
     /// Of `x`: plainly where that is safe, else relative to the largest. Squares of `f32` and
     /// narrower never leave the range of `f64`.
     pub fn of<T: Element>(x: &[T]) -> Self {
-        let sum = lanes(x, |v| v.widen().f64().powi(2));
+        let sum = lanes(
+            x,
+            #[inline(always)]
+            |v| v.widen().f64().powi(2),
+        );
         if sum.is_nan() || (LEAST_SQUARES..f64::INFINITY).contains(&sum) {
             return Self { scale: 1.0, sum };
         }
@@ -62,7 +66,14 @@ impl Squares {
         if scale == 0.0 || scale.is_infinite() {
             return Self { scale: 1.0, sum: scale };
         }
-        Self { scale, sum: lanes(x, |v| (v.widen().f64() / scale).powi(2)) }
+        Self {
+            scale,
+            sum: lanes(
+                x,
+                #[inline(always)]
+                |v| (v.widen().f64() / scale).powi(2),
+            ),
+        }
     }
 }
 
@@ -84,11 +95,15 @@ pub struct Finished {
 /// If the lengths differ.
 pub fn add<A: Element, S: Element>(acc: &mut [A], src: &[S]) {
     assert_eq!(acc.len(), src.len(), "add: acc and src differ in length");
-    par::elems(acc, |start, cut| {
-        for (a, s) in cut.iter_mut().zip(&src[start..]) {
-            *a = A::narrow(a.widen() + A::Acc::of(s.widen().f64()));
-        }
-    });
+    par::elems(
+        acc,
+        #[inline(always)]
+        |start, cut| {
+            for (a, s) in cut.iter_mut().zip(&src[start..]) {
+                *a = A::narrow(a.widen() + A::Acc::of(s.widen().f64()));
+            }
+        },
+    );
 }
 
 /// `acc[i] = clamp(acc[i] / divisor, -limit, limit)`, and the sum of squares before the clamp.
@@ -137,9 +152,13 @@ fn finish_cut<A: Element>(cut: &mut [A], divisor: f64, limit: f64) -> Finished {
 ///
 /// *Scratch:* none.
 pub fn scale<A: Element>(acc: &mut [A], factor: f64) {
-    par::elems(acc, |_, cut| {
-        for a in cut {
-            *a = round(a.widen().f64() * factor);
-        }
-    });
+    par::elems(
+        acc,
+        #[inline(always)]
+        |_, cut| {
+            for a in cut {
+                *a = round(a.widen().f64() * factor);
+            }
+        },
+    );
 }

@@ -15,22 +15,33 @@ use num_traits::Float;
 /// # Panics
 /// If the lengths differ.
 pub fn gelu_tanh<T: Element>(out: &mut [T], x: &[T]) {
-    map(out, x, |x| x * sigmoid(T::Acc::of(2.0) * gelu_inner(x)));
+    map(
+        out,
+        x,
+        #[inline(always)]
+        |x| x * sigmoid(T::Acc::of(2.0) * gelu_inner(x)),
+    );
 }
 
 /// Gradient of [`gelu_tanh`]: with `s = s(2 u)`, `dx = dout * (s + x 2 s (1 - s) du/dx)`.
 /// # Panics
 /// If the lengths differ.
 pub fn gelu_tanh_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
-    let (zero, one, two) = (T::Acc::of(0.0), T::Acc::of(1.0), T::Acc::of(2.0));
-    map2(dx, x, dout, |x, dout| {
-        let s = sigmoid(two * gelu_inner(x));
-        let ds = two * s * (one - s);
-        let du = T::Acc::of(GELU_C) * (one + T::Acc::of(3.0 * GELU_CUBIC) * x * x);
-        // Where s is flat, x * x may overflow: its product with zero is meant to be zero.
-        let slope = if ds == zero { zero } else { x * ds * du };
-        dout * (s + slope)
-    });
+    map2(
+        dx,
+        x,
+        dout,
+        #[inline(always)]
+        |x, dout| {
+            let (zero, one, two) = (T::Acc::of(0.0), T::Acc::of(1.0), T::Acc::of(2.0));
+            let s = sigmoid(two * gelu_inner(x));
+            let ds = two * s * (one - s);
+            let du = T::Acc::of(GELU_C) * (one + T::Acc::of(3.0 * GELU_CUBIC) * x * x);
+            // Where s is flat, x * x may overflow: its product with zero is meant to be zero.
+            let slope = if ds == zero { zero } else { x * ds * du };
+            dout * (s + slope)
+        },
+    );
 }
 
 /// `sqrt(2 / pi)`.
@@ -48,7 +59,12 @@ fn gelu_inner<R: Real>(x: R) -> R {
 /// # Panics
 /// If the lengths differ.
 pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
-    map(out, x, |x| x * normal_cdf(x));
+    map(
+        out,
+        x,
+        #[inline(always)]
+        |x| x * normal_cdf(x),
+    );
 }
 
 /// Gradient of [`gelu_erf`]: `dx = dout * (Phi(x) + x phi(x))`, `phi` the normal density.
@@ -56,10 +72,16 @@ pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
 /// If the lengths differ.
 pub fn gelu_erf_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
     let scale = T::Acc::of(GELU_C * 0.5); // 1 / sqrt(2 pi)
-    map2(dx, x, dout, |x, dout| {
-        let phi = scale * (T::Acc::of(-0.5) * x * x).quick_exp();
-        dout * (normal_cdf(x) + x * phi)
-    });
+    map2(
+        dx,
+        x,
+        dout,
+        #[inline(always)]
+        |x, dout| {
+            let phi = scale * (T::Acc::of(-0.5) * x * x).quick_exp();
+            dout * (normal_cdf(x) + x * phi)
+        },
+    );
 }
 
 /// `Phi(x)`.
@@ -72,18 +94,28 @@ fn normal_cdf<R: Real>(x: R) -> R {
 /// # Panics
 /// If the lengths differ.
 pub fn silu<T: Element>(out: &mut [T], x: &[T]) {
-    map(out, x, |x| x * sigmoid(x));
+    map(
+        out,
+        x,
+        #[inline(always)]
+        |x| x * sigmoid(x),
+    );
 }
 
 /// Gradient of [`silu`]: `dx = dout * s (1 + x (1 - s))`.
 /// # Panics
 /// If the lengths differ.
 pub fn silu_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
-    let one = T::Acc::of(1.0);
-    map2(dx, x, dout, |x, dout| {
-        let s = sigmoid(x);
-        dout * (s * (one + x * (one - s)))
-    });
+    map2(
+        dx,
+        x,
+        dout,
+        #[inline(always)]
+        |x, dout| {
+            let (one, s) = (T::Acc::of(1.0), sigmoid(x));
+            dout * (s * (one + x * (one - s)))
+        },
+    );
 }
 
 #[inline(always)]
@@ -95,7 +127,13 @@ fn sigmoid<R: Real>(x: R) -> R {
 /// # Panics
 /// If the lengths differ.
 pub fn swiglu<T: Element>(out: &mut [T], gate: &[T], up: &[T]) {
-    map2(out, gate, up, |gate, up| gate * sigmoid(gate) * up);
+    map2(
+        out,
+        gate,
+        up,
+        #[inline(always)]
+        |gate, up| gate * sigmoid(gate) * up,
+    );
 }
 
 /// Gradient of [`swiglu`] by its gate: `dgate = dout * up * s (1 + gate (1 - s))`. That by `up` is
@@ -103,18 +141,21 @@ pub fn swiglu<T: Element>(out: &mut [T], gate: &[T], up: &[T]) {
 /// # Panics
 /// If the lengths differ.
 pub fn swiglu_backward_gate<T: Element>(dgate: &mut [T], gate: &[T], up: &[T], dout: &[T]) {
-    let one = T::Acc::of(1.0);
     assert_eq!(dgate.len(), up.len(), "swiglu: dgate and up differ in length");
     assert_eq!(dgate.len(), gate.len(), "swiglu: dgate and gate differ in length");
     assert_eq!(dgate.len(), dout.len(), "swiglu: dgate and dout differ in length");
-    par::elems(dgate, |start, cut| {
-        let operands = gate[start..].iter().zip(&up[start..]).zip(&dout[start..]);
-        for (d, ((gate, up), dout)) in cut.iter_mut().zip(operands) {
-            let gate = gate.widen();
-            let s = sigmoid(gate);
-            *d = T::narrow(dout.widen() * up.widen() * (s * (one + gate * (one - s))));
-        }
-    });
+    par::elems(
+        dgate,
+        #[inline(always)]
+        |start, cut| {
+            let operands = gate[start..].iter().zip(&up[start..]).zip(&dout[start..]);
+            for (d, ((gate, up), dout)) in cut.iter_mut().zip(operands) {
+                let gate = gate.widen();
+                let (one, s) = (T::Acc::of(1.0), sigmoid(gate));
+                *d = T::narrow(dout.widen() * up.widen() * (s * (one + gate * (one - s))));
+            }
+        },
+    );
 }
 
 /// `max(x, 0)`; NaN stays NaN.
@@ -129,7 +170,13 @@ pub fn relu<T: Element>(out: &mut [T], x: &[T]) {
 /// # Panics
 /// If the lengths differ.
 pub fn add_relu<T: Element>(out: &mut [T], a: &[T], b: &[T]) {
-    map2(out, a, b, |a, b| positive(a + b));
+    map2(
+        out,
+        a,
+        b,
+        #[inline(always)]
+        |a, b| positive(a + b),
+    );
 }
 
 /// Gradient of [`relu`] and [`add_relu`] from their output: `dx = dout` where `out > 0`, 0 where
@@ -137,16 +184,22 @@ pub fn add_relu<T: Element>(out: &mut [T], a: &[T], b: &[T]) {
 /// # Panics
 /// If the lengths differ.
 pub fn relu_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T]) {
-    let zero = T::Acc::of(0.0);
-    map2(dx, out, dout, |out, dout| {
-        if out > zero {
-            dout
-        } else if out.is_nan() {
-            out
-        } else {
-            zero
-        }
-    });
+    map2(
+        dx,
+        out,
+        dout,
+        #[inline(always)]
+        |out, dout| {
+            let zero = T::Acc::of(0.0);
+            if out > zero {
+                dout
+            } else if out.is_nan() {
+                out
+            } else {
+                zero
+            }
+        },
+    );
 }
 
 /// `max(x, 0)` with NaN kept, which `Float::max` would drop.
@@ -158,11 +211,15 @@ fn positive<R: Real>(x: R) -> R {
 /// `out[i] = f(x[i])`.
 fn map<T: Element>(out: &mut [T], x: &[T], f: impl Fn(T::Acc) -> T::Acc + Send + Sync) {
     assert_eq!(out.len(), x.len(), "activation: out and x differ in length");
-    par::elems(out, |start, cut| {
-        for (o, x) in cut.iter_mut().zip(&x[start..]) {
-            *o = T::narrow(f(x.widen()));
-        }
-    });
+    par::elems(
+        out,
+        #[inline(always)]
+        |start, cut| {
+            for (o, x) in cut.iter_mut().zip(&x[start..]) {
+                *o = T::narrow(f(x.widen()));
+            }
+        },
+    );
 }
 
 /// `out[i] = f(x[i], y[i])`.
@@ -174,9 +231,13 @@ fn map2<T: Element>(
 ) {
     assert_eq!(out.len(), x.len(), "activation: slices differ in length");
     assert_eq!(out.len(), y.len(), "activation: slices differ in length");
-    par::elems(out, |start, cut| {
-        for ((o, x), y) in cut.iter_mut().zip(&x[start..]).zip(&y[start..]) {
-            *o = T::narrow(f(x.widen(), y.widen()));
-        }
-    });
+    par::elems(
+        out,
+        #[inline(always)]
+        |start, cut| {
+            for ((o, x), y) in cut.iter_mut().zip(&x[start..]).zip(&y[start..]) {
+                *o = T::narrow(f(x.widen(), y.widen()));
+            }
+        },
+    );
 }

@@ -241,8 +241,16 @@ fn absorb_row<R: Real>(s: &mut [R], m: &mut R, l: &mut f64, o: &mut [R]) {
     // While all scores are -inf they are exponentiated as they are, and give 0.
     let shift = if m_new == R::of(f64::NEG_INFINITY) { R::of(0.0) } else { m_new };
     let alpha = (*m - shift).quick_exp();
-    vectorized(|| s.iter_mut().for_each(|s| *s = (*s - shift).quick_exp()));
-    *l = *l * alpha.f64() + lanes(s, |p| p.f64());
+    vectorized(
+        #[inline(always)]
+        || s.iter_mut().for_each(|s| *s = (*s - shift).quick_exp()),
+    );
+    *l = *l * alpha.f64()
+        + lanes(
+            s,
+            #[inline(always)]
+            |p| p.f64(),
+        );
     *m = m_new;
     o.iter_mut().for_each(|o| *o *= alpha);
 }
@@ -369,12 +377,15 @@ fn head_backward<T: Element, O: Element<Acc = T::Acc>>(
                 p_hidden.fill(zero);
                 ds_hidden.fill(zero);
                 let (lse, row_dot) = (lse[first + i], row_dots[i]);
-                vectorized(|| {
-                    for (p, ds) in p.iter_mut().zip(ds) {
-                        *p = (*p * scale - lse).quick_exp();
-                        *ds = *p * (*ds - row_dot) * scale;
-                    }
-                });
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        for (p, ds) in p.iter_mut().zip(ds) {
+                            *p = (*p * scale - lse).quick_exp();
+                            *ds = *p * (*ds - row_dot) * scale;
+                        }
+                    },
+                );
             }
             let p = Mat::new(sums_operand(&p[..n_q * n_k], &mut p_copy), n_q, n_k);
             let ds = Mat::new(sums_operand(&ds[..n_q * n_k], &mut ds_copy), n_q, n_k);

@@ -104,10 +104,14 @@ pub fn channel_stats<T: Element>(x: &[T], shape: &BatchNormShape) -> Result<Chan
 }
 
 fn squares_about<T: Element>(x: &[T], mean: f64) -> f64 {
-    reduce::lanes(x, |v| {
-        let d = v.widen().f64() - mean;
-        d * d
-    })
+    reduce::lanes(
+        x,
+        #[inline(always)]
+        |v| {
+            let d = v.widen().f64() - mean;
+            d * d
+        },
+    )
 }
 
 /// The map of one channel: `y = (x - mean) * scale + bias`.
@@ -169,19 +173,30 @@ pub fn batch_norm<T: Element>(
     assert_eq!(x.len(), shape.elems(), "batch norm: input of {shape:?}");
     assert_eq!(stats.mean.len(), shape.channels, "batch norm: statistics of {shape:?}");
     affine.assert_channels(shape.channels);
-    par::rows(out, shape.pixels, |plane, out| {
-        let map = ChannelMap::new(stats, &affine, eps, plane % shape.channels);
-        let x = &x[plane * shape.pixels..][..shape.pixels];
-        let inputs = out.iter_mut().zip(x);
-        match then {
-            Then::Identity => {
-                vectorized(|| inputs.for_each(|(o, x)| *o = T::narrow(map.y(x.widen()))));
+    par::rows(
+        out,
+        shape.pixels,
+        #[inline(always)]
+        |plane, out| {
+            let map = ChannelMap::new(stats, &affine, eps, plane % shape.channels);
+            let x = &x[plane * shape.pixels..][..shape.pixels];
+            let inputs = out.iter_mut().zip(x);
+            match then {
+                Then::Identity => {
+                    vectorized(
+                        #[inline(always)]
+                        || inputs.for_each(|(o, x)| *o = T::narrow(map.y(x.widen()))),
+                    );
+                }
+                Then::Relu => {
+                    vectorized(
+                        #[inline(always)]
+                        || inputs.for_each(|(o, x)| *o = T::narrow(relu(map.y(x.widen())))),
+                    );
+                }
             }
-            Then::Relu => {
-                vectorized(|| inputs.for_each(|(o, x)| *o = T::narrow(relu(map.y(x.widen())))));
-            }
-        }
-    });
+        },
+    );
 }
 
 /// Gradients of a batch normalisation.
@@ -216,12 +231,28 @@ pub fn batch_norm_backward<T: Element>(
     affine.assert_channels(shape.channels);
     let sums = par::tasks(shape.channels, |c| {
         let map = ChannelMap::new(stats, &affine, eps, c);
-        let x_centred = |x: T| x.widen().f64() - stats.mean[c];
+        let mean = stats.mean[c];
         (0..shape.batch).fold((0.0, 0.0), |(sum, dot), n| {
             let (x, d) = (shape.plane(x, n, c), shape.plane(dout, n, c));
             let (s, t) = match then {
-                Then::Identity => reduce::weighted_lanes2(x, d, |_, d| d.widen().f64(), x_centred),
-                Then::Relu => reduce::weighted_lanes2(x, d, |x, d| map.masked(x, d), x_centred),
+                Then::Identity => reduce::sums2(
+                    x,
+                    d,
+                    #[inline(always)]
+                    |x, d| {
+                        let d = d.widen().f64();
+                        (d, d * (x.widen().f64() - mean))
+                    },
+                ),
+                Then::Relu => reduce::sums2(
+                    x,
+                    d,
+                    #[inline(always)]
+                    |x, d| {
+                        let d = map.masked(x, d);
+                        (d, d * (x.widen().f64() - mean))
+                    },
+                ),
             };
             (sum + s, dot + t)
         })
@@ -232,30 +263,41 @@ pub fn batch_norm_backward<T: Element>(
     let m = shape.values_per_channel() as f64;
     if let Some(dx) = dx {
         assert_eq!(dx.len(), shape.elems(), "batch norm: input gradient of {shape:?}");
-        par::rows(dx, shape.pixels, |plane, dx| {
-            let c = plane % shape.channels;
-            let map = ChannelMap::new(stats, &affine, eps, c);
-            // The three terms may cancel to a sliver of each, so they are kept in f64.
-            let (scale, mean, rstd) = (affine.weight(c) * rstd(c), stats.mean[c], rstd(c));
-            let (mean_g, mean_gx) = match source {
-                Source::Batch => (dbias[c] / m, dweight[c] / m),
-                Source::Given => (0.0, 0.0),
-            };
-            let (x, dout) = (shape.plane(x, 0, plane), shape.plane(dout, 0, plane));
-            let (shift, slope) = (scale * mean_g, scale * rstd * mean_gx);
-            let of = |x: T, g: f64| {
-                T::narrow(T::Acc::of(scale * g - shift - (x.widen().f64() - mean) * slope))
-            };
-            let inputs = dx.iter_mut().zip(x).zip(dout);
-            match then {
-                Then::Identity => vectorized(|| {
-                    inputs.for_each(|((dx, &x), d)| *dx = of(x, d.widen().f64()));
-                }),
-                Then::Relu => vectorized(|| {
-                    inputs.for_each(|((dx, &x), &d)| *dx = of(x, map.masked(x, d)));
-                }),
-            }
-        });
+        par::rows(
+            dx,
+            shape.pixels,
+            #[inline(always)]
+            |plane, dx| {
+                let c = plane % shape.channels;
+                let map = ChannelMap::new(stats, &affine, eps, c);
+                // The three terms may cancel to a sliver of each, so they are kept in f64.
+                let (scale, mean, rstd) = (affine.weight(c) * rstd(c), stats.mean[c], rstd(c));
+                let (mean_g, mean_gx) = match source {
+                    Source::Batch => (dbias[c] / m, dweight[c] / m),
+                    Source::Given => (0.0, 0.0),
+                };
+                let (x, dout) = (shape.plane(x, 0, plane), shape.plane(dout, 0, plane));
+                let (shift, slope) = (scale * mean_g, scale * rstd * mean_gx);
+                let of = |x: T, g: f64| {
+                    T::narrow(T::Acc::of(scale * g - shift - (x.widen().f64() - mean) * slope))
+                };
+                let inputs = dx.iter_mut().zip(x).zip(dout);
+                match then {
+                    Then::Identity => vectorized(
+                        #[inline(always)]
+                        || {
+                            inputs.for_each(|((dx, &x), d)| *dx = of(x, d.widen().f64()));
+                        },
+                    ),
+                    Then::Relu => vectorized(
+                        #[inline(always)]
+                        || {
+                            inputs.for_each(|((dx, &x), &d)| *dx = of(x, map.masked(x, d)));
+                        },
+                    ),
+                }
+            },
+        );
     }
     BatchNormGrads { dweight, dbias }
 }

@@ -16,18 +16,22 @@ pub fn cast<S: Element, D: Element>(dst: &mut [D], src: &[S]) {
     assert_eq!(dst.len(), src.len(), "cast: dst and src differ in length");
     // An f32 source is exact in either accumulator, so only f64 sources need `round`.
     let narrow_source = size_of::<S::Acc>() < size_of::<f64>();
-    par::elems(dst, |start, cut| {
-        let src = &src[start..][..cut.len()];
-        if narrow_source {
-            for (d, s) in cut.iter_mut().zip(src) {
-                *d = D::narrow(D::Acc::of(s.widen().f64()));
+    par::elems(
+        dst,
+        #[inline(always)]
+        |start, cut| {
+            let src = &src[start..][..cut.len()];
+            if narrow_source {
+                for (d, s) in cut.iter_mut().zip(src) {
+                    *d = D::narrow(D::Acc::of(s.widen().f64()));
+                }
+            } else {
+                for (d, s) in cut.iter_mut().zip(src) {
+                    *d = round(s.widen().f64());
+                }
             }
-        } else {
-            for (d, s) in cut.iter_mut().zip(src) {
-                *d = round(s.widen().f64());
-            }
-        }
-    });
+        },
+    );
 }
 
 /// Rounds `x` once, to nearest, ties to even.
@@ -96,7 +100,10 @@ pub(crate) fn widen_into<T: Element>(dst: &mut [T::Acc], src: &[T]) {
         // SAFETY: the processor has AVX2.
         return unsafe { crate::x86::widen_f16(src, dst) };
     }
-    vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.widen()));
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.widen()),
+    );
 }
 
 /// `dst[i] = src[i]`, rounded once. On the caller's thread.
@@ -111,7 +118,10 @@ pub(crate) fn narrow_into<T: Element>(dst: &mut [T], src: &[T::Acc]) {
         // SAFETY: the processor has AVX2.
         return unsafe { crate::x86::narrow_f16(dst, src) };
     }
-    vectorized(|| dst.iter_mut().zip(src).for_each(|(d, s)| *d = T::narrow(*s)));
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src).for_each(|(d, s)| *d = T::narrow(*s)),
+    );
 }
 
 /// Rows of sums rounded once: `dst[i][j] = sums[i][j]`, or `+=`; each with its distance between rows.
@@ -143,9 +153,10 @@ pub(crate) unsafe fn narrow_rows<T: Element>(
         // SAFETY: the caller's promise.
         let dst = unsafe { std::slice::from_raw_parts_mut(dst.add(r * dst_ld), n_cols) };
         if add {
-            vectorized(|| {
-                dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s))
-            });
+            vectorized(
+                #[inline(always)]
+                || dst.iter_mut().zip(sums).for_each(|(d, &s)| *d = T::narrow(d.widen() + s)),
+            );
         } else {
             narrow_into(dst, sums);
         }

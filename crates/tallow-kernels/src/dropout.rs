@@ -49,16 +49,20 @@ pub fn dropout<T: Element>(
     }
     let threshold = (p * 4_294_967_296.0).ceil() as u64; // at most 2^32
     let scale = T::Acc::of(1.0 / (1.0 - p));
-    par::elems(out, |start, cut| {
-        assert_eq!(start % 4, 0, "dropout: a cut starts inside a block of random words");
-        let blocks = cut.chunks_mut(4).zip(x[start..].chunks(4));
-        for (n, (out, x)) in (start as u64 / 4..).zip(blocks) {
-            for ((o, x), word) in out.iter_mut().zip(x).zip(key.words(n)) {
-                let keep = u64::from(word) >= threshold;
-                *o = if keep { T::narrow(x.widen() * scale) } else { T::default() };
+    par::elems(
+        out,
+        #[inline(always)]
+        |start, cut| {
+            assert_eq!(start % 4, 0, "dropout: a cut starts inside a block of random words");
+            let blocks = cut.chunks_mut(4).zip(x[start..].chunks(4));
+            for (n, (out, x)) in (start as u64 / 4..).zip(blocks) {
+                for ((o, x), word) in out.iter_mut().zip(x).zip(key.words(n)) {
+                    let keep = u64::from(word) >= threshold;
+                    *o = if keep { T::narrow(x.widen() * scale) } else { T::default() };
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 

@@ -38,7 +38,12 @@ pub fn embedding<T: Element>(
 ) -> Result<(), EmbeddingError> {
     assert_eq!(out.len(), ids.len() * d, "embedding: out is not one row of {d} per id");
     check_ids(ids, n_rows("embedding: weight", weight.len(), d), d)?;
-    par::rows(out, d, |i, row| row.copy_from_slice(&weight[ids[i] as usize * d..][..d]));
+    par::rows(
+        out,
+        d,
+        #[inline(always)]
+        |i, row| row.copy_from_slice(&weight[ids[i] as usize * d..][..d]),
+    );
     Ok(())
 }
 
@@ -61,7 +66,11 @@ pub fn embedding_backward<T: Element>(
 ) -> Result<(), EmbeddingError> {
     assert_eq!(dout.len(), ids.len() * d, "embedding_backward: dout is not one row of {d} per id");
     check_ids(ids, n_rows("embedding_backward: dweight", dweight.len(), d), d)?;
-    par::elems(dweight, |_, cut| cut.fill(T::default()));
+    par::elems(
+        dweight,
+        #[inline(always)]
+        |_, cut| cut.fill(T::default()),
+    );
     if d == 0 {
         return Ok(());
     }

@@ -125,7 +125,11 @@ pub fn absmax<T: Element<Acc = f32>>(x: &[T]) -> f32 {
 pub fn encode<T: Element<Acc = f32>>(codes: &mut [u8], src: &[T], format: Fp8, scale: f32) {
     assert_eq!(codes.len(), src.len(), "encode: codes and src differ in length");
     let inverse = inverse(scale);
-    par::elems(codes, |start, cut| encode_cut(cut, &src[start..][..cut.len()], format, inverse));
+    par::elems(
+        codes,
+        #[inline(always)]
+        |start, cut| encode_cut(cut, &src[start..][..cut.len()], format, inverse),
+    );
 }
 
 /// One loop a format, so that the format's numbers are constants in it.
@@ -152,11 +156,15 @@ fn encode_cut<T: Element<Acc = f32>>(codes: &mut [u8], src: &[T], format: Fp8, i
 pub fn decode<T: Element<Acc = f32>>(dst: &mut [T], codes: &[u8], format: Fp8, scale: f32) {
     assert_eq!(dst.len(), codes.len(), "decode: dst and codes differ in length");
     let values = values::<T>(format, scale);
-    par::elems(dst, |start, cut| {
-        for (d, code) in cut.iter_mut().zip(&codes[start..]) {
-            *d = values[usize::from(*code)];
-        }
-    });
+    par::elems(
+        dst,
+        #[inline(always)]
+        |start, cut| {
+            for (d, code) in cut.iter_mut().zip(&codes[start..]) {
+                *d = values[usize::from(*code)];
+            }
+        },
+    );
 }
 
 /// `dst[i]` is what `src[i]` would be after [`encode`] and [`decode`]; no codes are kept.
@@ -171,16 +179,20 @@ where
 {
     assert_eq!(dst.len(), src.len(), "through: dst and src differ in length");
     let (inverse, values) = (inverse(scale), values::<D>(format, scale));
-    par::elems(dst, |start, cut| {
-        let mut codes = [0; 256];
-        for (dst, src) in cut.chunks_mut(codes.len()).zip(src[start..].chunks(codes.len())) {
-            let n_elems = dst.len();
-            encode_cut(&mut codes[..n_elems], &src[..n_elems], format, inverse);
-            for (d, code) in dst.iter_mut().zip(codes) {
-                *d = values[usize::from(code)];
+    par::elems(
+        dst,
+        #[inline(always)]
+        |start, cut| {
+            let mut codes = [0; 256];
+            for (dst, src) in cut.chunks_mut(codes.len()).zip(src[start..].chunks(codes.len())) {
+                let n_elems = dst.len();
+                encode_cut(&mut codes[..n_elems], &src[..n_elems], format, inverse);
+                for (d, code) in dst.iter_mut().zip(codes) {
+                    *d = values[usize::from(code)];
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// Bytes of a tensor of codes: one an element, and the scale.

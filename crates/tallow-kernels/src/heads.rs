@@ -40,13 +40,18 @@ impl Heads {
 pub fn split_heads<T: Element>(heads: &mut [T], rows: &[T], shape: &Heads) {
     shape.assert_lens("split_heads", rows.len(), heads.len());
     let Heads { tokens, width, first, n_heads, head_dim, .. } = *shape;
-    par::rows(heads, tokens * head_dim, |i, head| {
-        let (b, h) = (i / n_heads, i % n_heads);
-        let rows = &rows[b * tokens * width + first + h * head_dim..];
-        for (t, dst) in head.chunks_exact_mut(head_dim).enumerate() {
-            dst.copy_from_slice(&rows[t * width..][..head_dim]);
-        }
-    });
+    par::rows(
+        heads,
+        tokens * head_dim,
+        #[inline(always)]
+        |i, head| {
+            let (b, h) = (i / n_heads, i % n_heads);
+            let rows = &rows[b * tokens * width + first + h * head_dim..];
+            for (t, dst) in head.chunks_exact_mut(head_dim).enumerate() {
+                dst.copy_from_slice(&rows[t * width..][..head_dim]);
+            }
+        },
+    );
 }
 
 /// The reverse of [`split_heads`]: `rows[b, t, first + h D + d] = heads[b, h, t, d]`; the rest of the
@@ -58,11 +63,18 @@ pub fn split_heads<T: Element>(heads: &mut [T], rows: &[T], shape: &Heads) {
 pub fn merge_heads<T: Element>(rows: &mut [T], heads: &[T], shape: &Heads) {
     shape.assert_lens("merge_heads", rows.len(), heads.len());
     let Heads { tokens, width, first, n_heads, head_dim, .. } = *shape;
-    par::rows(rows, width, |i, row| {
-        let (b, t) = (i / tokens, i % tokens);
-        let dst = &mut row[first..first + n_heads * head_dim];
-        for (h, dst) in dst.chunks_exact_mut(head_dim.max(1)).enumerate() {
-            dst.copy_from_slice(&heads[((b * n_heads + h) * tokens + t) * head_dim..][..head_dim]);
-        }
-    });
+    par::rows(
+        rows,
+        width,
+        #[inline(always)]
+        |i, row| {
+            let (b, t) = (i / tokens, i % tokens);
+            let dst = &mut row[first..first + n_heads * head_dim];
+            for (h, dst) in dst.chunks_exact_mut(head_dim.max(1)).enumerate() {
+                dst.copy_from_slice(
+                    &heads[((b * n_heads + h) * tokens + t) * head_dim..][..head_dim],
+                );
+            }
+        },
+    );
 }

@@ -150,11 +150,19 @@ impl Online {
         // While all logits are -inf they are exponentiated as they are, and give 0.
         let shift = if max_new == f64::NEG_INFINITY { 0.0 } else { max_new };
         let shift_acc = T::Acc::of(shift); // exact: a logit or 0
-        let sum_exp = lanes(x, |x| (x.widen() - shift_acc).quick_exp().f64());
+        let sum_exp = lanes(
+            x,
+            #[inline(always)]
+            |x| (x.widen() - shift_acc).quick_exp().f64(),
+        );
         self.sum_exp = self.sum_exp * (self.max - shift).exp() + sum_exp;
         self.max = max_new;
         if smooth {
-            self.sum += lanes(x, |x| x.widen().f64());
+            self.sum += lanes(
+                x,
+                #[inline(always)]
+                |x| x.widen().f64(),
+            );
         }
         if let Some(x) = class.and_then(|class| x.get(class.checked_sub(first)?)) {
             self.at_target = x.widen().f64();
@@ -221,18 +229,23 @@ pub fn cross_entropy_backward<T: Element>(
     assert_eq!(dx.len(), x.len(), "cross_entropy_backward: dx and x differ in length");
     assert_eq!(lse.len(), targets.len(), "cross_entropy_backward: lse is not [N]");
     config.check(targets, n_classes)?;
-    par::rows(dx, n_classes, |i, dx| {
-        let x = &x[i * n_classes..][..n_classes];
-        let Some(class) = config.class(targets[i], n_classes) else {
-            return dx.fill(T::default());
-        };
-        let grad =
-            |x: T, hit| T::narrow(config.logit_grad(x.widen(), lse[i], hit, n_classes, scale));
-        for (dx, &x) in dx.iter_mut().zip(x) {
-            *dx = grad(x, false);
-        }
-        dx[class] = grad(x[class], true);
-    });
+    par::rows(
+        dx,
+        n_classes,
+        #[inline(always)]
+        |i, dx| {
+            let x = &x[i * n_classes..][..n_classes];
+            let Some(class) = config.class(targets[i], n_classes) else {
+                return dx.fill(T::default());
+            };
+            let grad =
+                |x: T, hit| T::narrow(config.logit_grad(x.widen(), lse[i], hit, n_classes, scale));
+            for (dx, &x) in dx.iter_mut().zip(x) {
+                *dx = grad(x, false);
+            }
+            dx[class] = grad(x[class], true);
+        },
+    );
     Ok(())
 }
 

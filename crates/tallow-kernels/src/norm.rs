@@ -13,7 +13,7 @@ use crate::{
     Element, Real,
     isa::vectorized,
     par::{self, Disjoint},
-    reduce::{by_row_blocks, lanes, lanes2, n_row_blocks, n_rows, row_blocks_bytes},
+    reduce::{by_row_blocks, lanes, n_row_blocks, n_rows, row_blocks_bytes, sums2},
 };
 
 /// What the variance of a row is taken about.
@@ -103,8 +103,8 @@ pub fn rms_norm_backward<T: Element>(
 }
 
 /// Bytes a backward pass borrows at most: for each block of rows the `f64` partial sums of the
-/// `n_param_grads` parameter gradients asked for and a row of `dout * weight`, and a row of ones
-/// for an absent weight.
+/// `n_param_grads` parameter gradients asked for, a row of terms of each and one of `dout * weight`; and
+/// a row of ones for an absent weight.
 pub fn norm_backward_scratch_bytes<T: Element>(
     n_rows: u64,
     n_cols: u64,
@@ -112,17 +112,27 @@ pub fn norm_backward_scratch_bytes<T: Element>(
 ) -> u64 {
     let acc_row_bytes = n_cols * size_of::<T::Acc>() as u64;
     row_blocks_bytes(n_rows, n_cols, n_param_grads * n_cols)
-        + (n_row_blocks(n_rows, n_cols) + 1) * acc_row_bytes
+        + (n_row_blocks(n_rows, n_cols) * (1 + n_param_grads) + 1) * acc_row_bytes
 }
 
 /// Mean and `1 / sqrt(var + eps)` of one row.
 fn stats<T: Element>(x: &[T], centre: Centre, eps: f64) -> (T::Acc, T::Acc) {
     let n = x.len() as f64;
     let mean = match centre {
-        Centre::Mean => lanes(x, |v| v.widen().f64()) / n,
+        Centre::Mean => {
+            lanes(
+                x,
+                #[inline(always)]
+                |v| v.widen().f64(),
+            ) / n
+        }
         Centre::Zero => 0.0,
     };
-    let var = lanes(x, |v| (v.widen().f64() - mean) * (v.widen().f64() - mean)) / n;
+    let var = lanes(
+        x,
+        #[inline(always)]
+        |v| (v.widen().f64() - mean) * (v.widen().f64() - mean),
+    ) / n;
     (T::Acc::of(mean), T::Acc::of(1.0 / (var + eps).sqrt()))
 }
 
@@ -142,15 +152,23 @@ fn forward<T: Element>(
     assert_cols(what, "bias", bias, n_cols);
     let weight = weight.map_or_else(|| filled(1.0, n_cols), Cow::Borrowed);
     let bias = bias.map_or_else(|| filled(0.0, n_cols), Cow::Borrowed);
-    par::rows(out, n_cols, |i, y| {
-        let x = &x[i * n_cols..][..n_cols];
-        let (mean, rstd) = stats(x, centre, eps);
-        vectorized(|| {
-            for (((y, x), &w), &b) in y.iter_mut().zip(x).zip(&*weight).zip(&*bias) {
-                *y = T::narrow((x.widen() - mean) * rstd * w + b);
-            }
-        });
-    });
+    par::rows(
+        out,
+        n_cols,
+        #[inline(always)]
+        |i, y| {
+            let x = &x[i * n_cols..][..n_cols];
+            let (mean, rstd) = stats(x, centre, eps);
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (((y, x), &w), &b) in y.iter_mut().zip(x).zip(&*weight).zip(&*bias) {
+                        *y = T::narrow((x.widen() - mean) * rstd * w + b);
+                    }
+                },
+            );
+        },
+    );
 }
 
 fn backward<T: Element>(
@@ -177,28 +195,24 @@ fn backward<T: Element>(
     let n_w = if dweight.is_some() { n_cols } else { 0 };
     let n_b = if dbias.is_some() { n_cols } else { 0 };
     let sums = by_row_blocks(n_rows, n_cols, n_w + n_b, |rows, sums| {
-        let (dw, db) = sums.split_at_mut(n_w);
-        let mut g = vec![T::Acc::of(0.0); n_cols];
-        for i in rows {
-            let x = &x[i * n_cols..][..n_cols];
-            let dout = &dout[i * n_cols..][..n_cols];
-            let (mean, rstd) = stats(x, centre, eps);
-            // `zip` ends at once on the empty sums of a gradient that nobody asked for.
-            vectorized(|| {
-                for ((dw, x), d) in dw.iter_mut().zip(x).zip(dout) {
-                    *dw += (d.widen() * ((x.widen() - mean) * rstd)).f64();
+        let zero = T::Acc::of(0.0);
+        let (mut g, mut few) = (vec![zero; n_cols], vec![zero; n_w + n_b]);
+        for first in rows.clone().step_by(FEW_ROWS) {
+            few.fill(zero);
+            let (dw, db) = few.split_at_mut(n_w);
+            for i in first..rows.end.min(first + FEW_ROWS) {
+                let x = &x[i * n_cols..][..n_cols];
+                let dout = &dout[i * n_cols..][..n_cols];
+                let row = Row { centre, x, mean_rstd: stats(x, centre, eps) };
+                row.add_param_grads(dw, db, dout);
+                if let Some(dx) = &dx {
+                    // SAFETY: row `i` belongs to this block alone; `dx` outlives the loop.
+                    let dx = unsafe { dx.slice(i * n_cols, n_cols) };
+                    row.input_gradient(dx, dout, &weight, &mut g);
                 }
-                for (db, d) in db.iter_mut().zip(dout) {
-                    *db += d.widen().f64();
-                }
-            });
-            if let Some(dx) = &dx {
-                for ((g, d), &w) in g.iter_mut().zip(dout).zip(&*weight) {
-                    *g = d.widen() * w;
-                }
-                // SAFETY: row `i` belongs to this block alone; `dx` outlives the loop.
-                let dx = unsafe { dx.slice(i * n_cols, n_cols) };
-                dx_row(dx, centre, x, &g, mean, rstd);
+            }
+            for (sum, few) in sums.iter_mut().zip(&few) {
+                *sum += few.f64();
             }
         }
     });
@@ -210,27 +224,66 @@ fn backward<T: Element>(
     }
 }
 
-/// `dx` of one row from `g = dout * weight`.
-fn dx_row<T: Element>(
-    dx: &mut [T],
+/// Rows whose terms of a parameter's gradient are added up in the accumulator type, before they are
+/// added to the `f64` sums.
+const FEW_ROWS: usize = 8;
+
+/// A row of the input, its mean and `1 / sqrt(var + eps)`.
+struct Row<'a, T: Element> {
     centre: Centre,
-    x: &[T],
-    g: &[T::Acc],
-    mean: T::Acc,
-    rstd: T::Acc,
-) {
-    let n = x.len() as f64;
-    let xhat = |x: T| (x.widen() - mean) * rstd;
-    let mean_g = match centre {
-        Centre::Mean => T::Acc::of(lanes(g, |g| g.f64()) / n),
-        Centre::Zero => T::Acc::of(0.0),
-    };
-    let mean_g_xhat = T::Acc::of(lanes2(g, x, |g, x| g.f64() * xhat(x).f64()) / n);
-    vectorized(|| {
-        for ((dx, &x), &g) in dx.iter_mut().zip(x).zip(g) {
-            *dx = T::narrow((g - mean_g - xhat(x) * mean_g_xhat) * rstd);
-        }
-    });
+    x: &'a [T],
+    mean_rstd: (T::Acc, T::Acc),
+}
+
+impl<T: Element> Row<'_, T> {
+    /// `dw += dout * xhat`, `db += dout`; either may be empty.
+    fn add_param_grads(&self, dw: &mut [T::Acc], db: &mut [T::Acc], dout: &[T]) {
+        let (mean, rstd) = self.mean_rstd;
+        vectorized(
+            #[inline(always)]
+            || {
+                for ((dw, x), d) in dw.iter_mut().zip(self.x).zip(dout) {
+                    *dw += d.widen() * ((x.widen() - mean) * rstd);
+                }
+                for (db, d) in db.iter_mut().zip(dout) {
+                    *db += d.widen();
+                }
+            },
+        );
+    }
+
+    /// `dx`, by way of `g = dout * weight`.
+    fn input_gradient(&self, dx: &mut [T], dout: &[T], weight: &[T::Acc], g: &mut [T::Acc]) {
+        let (x, (mean, rstd), n) = (self.x, self.mean_rstd, self.x.len() as f64);
+        vectorized(
+            #[inline(always)]
+            || {
+                for ((g, d), &w) in g.iter_mut().zip(dout).zip(weight) {
+                    *g = d.widen() * w;
+                }
+            },
+        );
+        let (sum_g, sum_g_xhat) = sums2(
+            g,
+            x,
+            #[inline(always)]
+            |g, x| (g.f64(), g.f64() * ((x.widen() - mean) * rstd).f64()),
+        );
+        let mean_g = match self.centre {
+            Centre::Mean => T::Acc::of(sum_g / n),
+            Centre::Zero => T::Acc::of(0.0),
+        };
+        let mean_g_xhat = T::Acc::of(sum_g_xhat / n);
+        vectorized(
+            #[inline(always)]
+            || {
+                for ((dx, x), &g) in dx.iter_mut().zip(x).zip(&*g) {
+                    let xhat = (x.widen() - mean) * rstd;
+                    *dx = T::narrow((g - mean_g - xhat * mean_g_xhat) * rstd);
+                }
+            },
+        );
+    }
 }
 
 /// What an absent parameter stands for.

@@ -20,15 +20,21 @@ where
         return;
     }
     if out.len() < SERIAL_ELEMS {
-        vectorized(|| out.chunks_mut(row_elems).enumerate().for_each(|(i, row)| f(i, row)));
+        vectorized(
+            #[inline(always)]
+            || out.chunks_mut(row_elems).enumerate().for_each(|(i, row)| f(i, row)),
+        );
     } else {
         let rows_per_cut = CUT_ELEMS.div_ceil(row_elems);
         out.par_chunks_mut(row_elems * rows_per_cut).enumerate().for_each(|(c, cut)| {
-            vectorized(|| {
-                for (i, row) in cut.chunks_mut(row_elems).enumerate() {
-                    f(c * rows_per_cut + i, row);
-                }
-            });
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (i, row) in cut.chunks_mut(row_elems).enumerate() {
+                        f(c * rows_per_cut + i, row);
+                    }
+                },
+            );
         });
     }
 }
@@ -39,10 +45,16 @@ where
     F: Fn(usize, &mut [T]) + Send + Sync,
 {
     if out.len() < SERIAL_ELEMS {
-        vectorized(|| f(0, out));
+        vectorized(
+            #[inline(always)]
+            || f(0, out),
+        );
     } else {
         out.par_chunks_mut(CUT_ELEMS).enumerate().for_each(|(c, cut)| {
-            vectorized(|| f(c * CUT_ELEMS, cut));
+            vectorized(
+                #[inline(always)]
+                || f(c * CUT_ELEMS, cut),
+            );
         });
     }
 }

@@ -10,6 +10,8 @@ use crate::{
     conv::{check_elems, out_extent},
     par, reduce,
 };
+use num_traits::Float;
+use std::ops::Range;
 
 /// How a pooling window moves. Pairs are (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,7 @@ impl Pool2dShape {
     }
 
     /// The rows and columns that the window of output pixel `i` covers inside the plane.
-    fn window(&self, i: usize) -> [std::ops::Range<usize>; 2] {
+    fn window(&self, i: usize) -> [Range<usize>; 2] {
         let at = [i / self.output[1], i % self.output[1]];
         [0, 1].map(|a| {
             let from = at[a] * self.cfg.stride[a];
@@ -89,23 +91,108 @@ impl Pool2dShape {
     }
 }
 
-/// Index of the first maximum of a window; the last NaN where there is one, as in PyTorch.
-fn argmax<T: Element>(
+/// Output pixels of a row whose maxima are looked for at once: what the loops over them hold stays in
+/// the L1 cache.
+const CUT: usize = 128;
+
+/// The maxima of some windows of one row, and where they are.
+struct Maxima<R> {
+    best: [R; CUT],
+    at: [u32; CUT],
+}
+
+impl<R: Real> Maxima<R> {
+    /// Of output pixels `(p, cols)`: the first maximum of each window; the last NaN where there is one,
+    /// as in PyTorch. Tap by tap, for windows side by side.
+    #[inline(always)]
+    fn new<T: Element<Acc = R>>(
+        plane: &[T],
+        shape: &Pool2dShape,
+        p: usize,
+        cols: Range<usize>,
+    ) -> Self {
+        let mut maxima = Self { best: [R::of(f64::NEG_INFINITY); CUT], at: [0; CUT] };
+        let (width, step, pad) = (shape.input[1], shape.cfg.stride[1], shape.cfg.padding[1]);
+        let [rows, _] = shape.window(p * shape.output[1]);
+        // The first pixel of each window, for windows of -infinity alone.
+        for (at, q) in maxima.at.iter_mut().zip(cols.clone()) {
+            *at = (rows.start * width + (q * step).saturating_sub(pad)) as u32;
+        }
+        for y in rows {
+            for s in 0..shape.cfg.kernel[1] {
+                // Those whose tap lies inside: 0 <= q step + s - pad < width.
+                let first = pad.saturating_sub(s).div_ceil(step).max(cols.start);
+                let end = (width + pad).saturating_sub(s).div_ceil(step).min(cols.end);
+                if first >= end {
+                    continue;
+                }
+                let (from, n) = (y * width + first * step + s - pad, end - first);
+                let taps = &plane[from..=from + (n - 1) * step];
+                let best = &mut maxima.best[first - cols.start..][..n];
+                let at = &mut maxima.at[first - cols.start..][..n];
+                match step {
+                    1 => take::<T, 1>(best, at, taps, from),
+                    2 => take::<T, 2>(best, at, taps, from),
+                    _ => {
+                        let pixels = (from as u32..).step_by(step);
+                        let taps = taps.iter().step_by(step).zip(pixels);
+                        for ((best, at), (&tap, pixel)) in best.iter_mut().zip(at).zip(taps) {
+                            take_one(best, at, tap, pixel);
+                        }
+                    }
+                }
+            }
+        }
+        maxima
+    }
+}
+
+/// Takes every `STEP`th of `taps`, the first of them being pixel `from`, where it is more than the best.
+#[inline(always)]
+fn take<T: Element, const STEP: usize>(
+    best: &mut [T::Acc],
+    at: &mut [u32],
+    taps: &[T],
+    from: usize,
+) {
+    let (body, last) = taps.as_chunks::<STEP>();
+    let (best, last_best) = best.split_at_mut(body.len());
+    let (at, last_at) = at.split_at_mut(body.len());
+    let mut pixel = from as u32;
+    for ((best, at), taps) in best.iter_mut().zip(at).zip(body) {
+        take_one(best, at, taps[0], pixel);
+        pixel += STEP as u32;
+    }
+    for ((best, at), &tap) in last_best.iter_mut().zip(last_at).zip(last) {
+        take_one(best, at, tap, pixel);
+    }
+}
+
+#[inline(always)]
+fn take_one<T: Element>(best: &mut T::Acc, at: &mut u32, tap: T, pixel: u32) {
+    let x = tap.widen();
+    let more = (x > *best) | x.is_nan();
+    *best = if more { x } else { *best };
+    *at = if more { pixel } else { *at };
+}
+
+/// Calls `f(output pixel, maximum, its pixel)` for all windows of a plane.
+#[inline(always)]
+fn each_maximum<T: Element>(
     plane: &[T],
-    width: usize,
-    [rows, cols]: [std::ops::Range<usize>; 2],
-) -> usize {
-    let mut best = rows.start * width + cols.start;
-    for y in rows {
-        for z in cols.clone() {
-            let x = plane[y * width + z];
-            #[allow(clippy::eq_op)] // NaN is the one value that differs from itself
-            if x > plane[best] || x != x {
-                best = y * width + z;
+    shape: &Pool2dShape,
+    mut f: impl FnMut(usize, T::Acc, usize),
+) {
+    let [n_rows, n_cols] = shape.output;
+    for p in 0..n_rows {
+        for start in (0..n_cols).step_by(CUT) {
+            let cols = start..n_cols.min(start + CUT);
+            let maxima = Maxima::new(plane, shape, p, cols.clone());
+            for ((q, &best), &at) in cols.zip(&maxima.best).zip(&maxima.at) {
+                f(p * n_cols + q, best, at as usize);
             }
         }
     }
-    best
 }
 
 /// `out[plane, p, q] = max` over the window.
@@ -113,12 +200,20 @@ fn argmax<T: Element>(
 /// If a length does not match `shape`.
 pub fn max_pool2d<T: Element>(out: &mut [T], x: &[T], shape: &Pool2dShape) {
     shape.assert_lens(x.len(), out.len());
-    par::rows(out, shape.out_pixels(), |plane, out| {
-        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = x[argmax(x, shape.input[1], shape.window(i))];
-        }
-    });
+    par::rows(
+        out,
+        shape.out_pixels(),
+        #[inline(always)]
+        |plane, out| {
+            let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+            each_maximum(
+                x,
+                shape,
+                #[inline(always)]
+                |i, best, _| out[i] = T::narrow(best),
+            );
+        },
+    );
 }
 
 /// Adds each window's gradient to its maximum, found again from `x`. Overwrites `dx`.
@@ -126,36 +221,45 @@ pub fn max_pool2d<T: Element>(out: &mut [T], x: &[T], shape: &Pool2dShape) {
 /// If a length does not match `shape`.
 pub fn max_pool2d_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T], shape: &Pool2dShape) {
     shape.assert_lens(x.len(), dout.len());
-    scatter(dx, dout, shape, |plane, i, d, acc| {
-        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
-        acc[argmax(x, shape.input[1], shape.window(i))] += d;
-    });
+    scatter(
+        dx,
+        shape,
+        #[inline(always)]
+        |plane, sums| {
+            let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+            let dout = &dout[plane * shape.out_pixels()..][..shape.out_pixels()];
+            each_maximum(
+                x,
+                shape,
+                #[inline(always)]
+                |i, _, at| sums[at] += dout[i].widen(),
+            );
+        },
+    );
 }
 
-/// Builds each plane of `dx` in the accumulator type by `add(plane, output pixel, gradient, sums)`.
+/// Builds each plane of `dx` in the accumulator type by `add(plane, sums)`, which begins with zeros.
+#[inline(always)]
 fn scatter<T: Element>(
     dx: &mut [T],
-    dout: &[T],
     shape: &Pool2dShape,
-    add: impl Fn(usize, usize, T::Acc, &mut [T::Acc]) + Sync,
+    add: impl Fn(usize, &mut [T::Acc]) + Send + Sync,
 ) {
-    shape.assert_lens(dx.len(), dout.len());
-    par::rows(dx, shape.in_pixels(), |plane, dx| {
-        let dout = &dout[plane * shape.out_pixels()..][..shape.out_pixels()];
-        let add_all = |sums: &mut [T::Acc]| {
-            for (i, d) in dout.iter().enumerate() {
-                add(plane, i, d.widen(), sums);
+    assert_eq!(dx.len(), shape.n_planes * shape.in_pixels(), "pool2d: input of {shape:?}");
+    par::rows(
+        dx,
+        shape.in_pixels(),
+        #[inline(always)]
+        |plane, dx| {
+            if let Some(sums) = T::as_acc_mut(dx) {
+                sums.fill(T::Acc::of(0.0));
+                return add(plane, sums);
             }
-        };
-        if let Some(sums) = T::as_acc_mut(dx) {
-            sums.fill(T::Acc::of(0.0));
-            add_all(sums);
-            return;
-        }
-        let mut sums = vec![T::Acc::of(0.0); shape.in_pixels()];
-        add_all(&mut sums);
-        narrow_into(dx, &sums);
-    });
+            let mut sums = vec![T::Acc::of(0.0); shape.in_pixels()];
+            add(plane, &mut sums);
+            narrow_into(dx, &sums);
+        },
+    );
 }
 
 /// Bytes that a gradient of pooling holds on `n_threads`: the sums of a plane, for narrow elements.
@@ -176,7 +280,7 @@ pub enum Divisor {
 }
 
 impl Divisor {
-    fn of(self, shape: &Pool2dShape, [rows, cols]: &[std::ops::Range<usize>; 2]) -> f64 {
+    fn of(self, shape: &Pool2dShape, [rows, cols]: &[Range<usize>; 2]) -> f64 {
         match self {
             // A window that runs over the far edge of the padding cannot occur: extents are floored.
             Divisor::Window => shape.cfg.kernel[0] as f64 * shape.cfg.kernel[1] as f64,
@@ -190,19 +294,24 @@ impl Divisor {
 /// If a length does not match `shape`.
 pub fn avg_pool2d<T: Element>(out: &mut [T], x: &[T], shape: &Pool2dShape, divisor: Divisor) {
     shape.assert_lens(x.len(), out.len());
-    par::rows(out, shape.out_pixels(), |plane, out| {
-        let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
-        for (i, out) in out.iter_mut().enumerate() {
-            let window = shape.window(i);
-            let mut sum = T::Acc::of(0.0);
-            for y in window[0].clone() {
-                for z in window[1].clone() {
-                    sum += x[y * shape.input[1] + z].widen();
+    par::rows(
+        out,
+        shape.out_pixels(),
+        #[inline(always)]
+        |plane, out| {
+            let x = &x[plane * shape.in_pixels()..][..shape.in_pixels()];
+            for (i, out) in out.iter_mut().enumerate() {
+                let window = shape.window(i);
+                let mut sum = T::Acc::of(0.0);
+                for y in window[0].clone() {
+                    for z in window[1].clone() {
+                        sum += x[y * shape.input[1] + z].widen();
+                    }
                 }
+                *out = T::narrow(sum / T::Acc::of(divisor.of(shape, &window)));
             }
-            *out = T::narrow(sum / T::Acc::of(divisor.of(shape, &window)));
-        }
-    });
+        },
+    );
 }
 
 /// Spreads each window's gradient evenly over it. Overwrites `dx`.
@@ -214,12 +323,16 @@ pub fn avg_pool2d_backward<T: Element>(
     shape: &Pool2dShape,
     divisor: Divisor,
 ) {
-    scatter(dx, dout, shape, |_, i, d, acc| {
-        let window = shape.window(i);
-        let share = d / T::Acc::of(divisor.of(shape, &window));
-        for y in window[0].clone() {
-            for z in window[1].clone() {
-                acc[y * shape.input[1] + z] += share;
+    shape.assert_lens(dx.len(), dout.len());
+    scatter(dx, shape, |plane, sums| {
+        let dout = &dout[plane * shape.out_pixels()..][..shape.out_pixels()];
+        for (i, d) in dout.iter().enumerate() {
+            let window = shape.window(i);
+            let share = d.widen() / T::Acc::of(divisor.of(shape, &window));
+            for y in window[0].clone() {
+                for z in window[1].clone() {
+                    sums[y * shape.input[1] + z] += share;
+                }
             }
         }
     });
@@ -230,10 +343,15 @@ pub fn avg_pool2d_backward<T: Element>(
 /// If the lengths do not match.
 pub fn global_avg_pool<T: Element>(out: &mut [T], x: &[T], pixels: usize) {
     assert_eq!(x.len(), out.len() * pixels, "global_avg_pool: planes of {pixels}");
-    par::rows(out, 1, |plane, out| {
-        let sum = reduce::sum(&x[plane * pixels..][..pixels]);
-        out[0] = T::narrow(T::Acc::of(sum / pixels as f64));
-    });
+    par::rows(
+        out,
+        1,
+        #[inline(always)]
+        |plane, out| {
+            let sum = reduce::sum(&x[plane * pixels..][..pixels]);
+            out[0] = T::narrow(T::Acc::of(sum / pixels as f64));
+        },
+    );
 }
 
 /// Spreads each plane's gradient evenly over it. Overwrites `dx`.
@@ -241,7 +359,12 @@ pub fn global_avg_pool<T: Element>(out: &mut [T], x: &[T], pixels: usize) {
 /// If the lengths do not match.
 pub fn global_avg_pool_backward<T: Element>(dx: &mut [T], dout: &[T], pixels: usize) {
     assert_eq!(dx.len(), dout.len() * pixels, "global_avg_pool: planes of {pixels}");
-    par::rows(dx, pixels, |plane, dx| {
-        dx.fill(T::narrow(dout[plane].widen() / T::Acc::of(pixels as f64)));
-    });
+    par::rows(
+        dx,
+        pixels,
+        #[inline(always)]
+        |plane, dx| {
+            dx.fill(T::narrow(dout[plane].widen() / T::Acc::of(pixels as f64)));
+        },
+    );
 }

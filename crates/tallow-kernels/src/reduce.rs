@@ -1,13 +1,15 @@
 //! Sums and means, added up in `f64` whatever is stored.
 //!
 //! A sum in `f16` stalls at 2048 and one in `bf16` at 256; these do not. Each sum runs in
-//! eight independent lanes so that the compiler can vectorise it, and long ones in fixed
+//! independent lanes so that the compiler can vectorise it, and long ones in fixed
 //! blocks, so that the result is the same bit for bit on any number of threads.
 
 use crate::{Element, Real, cast::round, isa::vectorized, par};
 
 /// Independent partial sums of a reduction; fixed, for the order of summation is part of a result.
-const LANES: usize = 8;
+const LANES: usize = 16;
+/// Of these the first, which what is left over of short rows is added to.
+const FEW: usize = 8;
 /// Elements of one block of a long sum.
 const BLOCK_ELEMS: usize = 1 << 16;
 /// Most row blocks of a column sum: enough to share out, few enough that partials stay small.
@@ -19,7 +21,11 @@ const MIN_BLOCK_ELEMS: usize = 1 << 13;
 pub fn sum<T: Element>(x: &[T]) -> f64 {
     let block = |i: usize| {
         let start = i * BLOCK_ELEMS;
-        lanes(&x[start..x.len().min(start + BLOCK_ELEMS)], |v| v.widen().f64())
+        lanes(
+            &x[start..x.len().min(start + BLOCK_ELEMS)],
+            #[inline(always)]
+            |v| v.widen().f64(),
+        )
     };
     match x.len().div_ceil(BLOCK_ELEMS) {
         0 => 0.0,
@@ -40,12 +46,20 @@ pub fn mean<T: Element>(x: &[T]) -> f64 {
 /// If `x` does not hold `out.len()` rows of `n_cols`.
 pub fn sum_rows<T: Element, D: Element>(out: &mut [D], x: &[T], n_cols: usize) {
     assert_eq!(x.len(), out.len() * n_cols, "sum_rows: x is not out.len() rows of {n_cols}");
-    par::elems(out, |start, cut| {
-        for (i, o) in cut.iter_mut().enumerate() {
-            let row = &x[(start + i) * n_cols..][..n_cols];
-            *o = round(lanes(row, |v| v.widen().f64()));
-        }
-    });
+    par::elems(
+        out,
+        #[inline(always)]
+        |start, cut| {
+            for (i, o) in cut.iter_mut().enumerate() {
+                let row = &x[(start + i) * n_cols..][..n_cols];
+                *o = round(lanes(
+                    row,
+                    #[inline(always)]
+                    |v| v.widen().f64(),
+                ));
+            }
+        },
+    );
 }
 
 /// `out[j] = sum over i of x[i, j]`: `x` `[N, C]` → `out` `[C]`, rounded once; zeros for no rows.
@@ -116,85 +130,110 @@ pub(crate) fn row_blocks_bytes(n_rows: u64, n_cols: u64, n_sums: u64) -> u64 {
 }
 
 /// `sum of term(x[i])`, in lanes.
+#[inline(always)]
 pub(crate) fn lanes<T: Copy>(x: &[T], term: impl Fn(T) -> f64) -> f64 {
-    vectorized(|| {
-        let mut acc = [0.0; LANES];
-        let (body, tail) = x.as_chunks::<LANES>();
-        for chunk in body {
-            for l in 0..LANES {
-                acc[l] += term(chunk[l]);
+    vectorized(
+        #[inline(always)]
+        || {
+            let mut acc = [0.0; LANES];
+            let (body, rest) = x.as_chunks::<LANES>();
+            for x in body {
+                for l in 0..LANES {
+                    acc[l] += term(x[l]);
+                }
             }
-        }
-        for (l, &v) in tail.iter().enumerate() {
-            acc[l] += term(v);
-        }
-        fold(acc)
-    })
+            let (rest, tail) = rest.as_chunks::<FEW>();
+            for x in rest {
+                for l in 0..FEW {
+                    acc[l] += term(x[l]);
+                }
+            }
+            for (l, &x) in tail.iter().enumerate() {
+                acc[l] += term(x);
+            }
+            fold(acc)
+        },
+    )
 }
 
 /// `sum of term(x[i], y[i])`, in lanes.
+#[inline(always)]
 pub(crate) fn lanes2<T: Copy, U: Copy>(x: &[T], y: &[U], term: impl Fn(T, U) -> f64) -> f64 {
-    assert_eq!(x.len(), y.len(), "lanes2: x and y differ in length");
-    vectorized(|| {
-        let mut acc = [0.0; LANES];
-        let (x_body, x_tail) = x.as_chunks::<LANES>();
-        let (y_body, y_tail) = y.as_chunks::<LANES>();
-        for (a, b) in x_body.iter().zip(y_body) {
-            for l in 0..LANES {
-                acc[l] += term(a[l], b[l]);
-            }
-        }
-        for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
-            acc[l] += term(a, b);
-        }
-        fold(acc)
-    })
+    // Adding -0 changes nothing, not even -0.
+    sums2(
+        x,
+        y,
+        #[inline(always)]
+        |x, y| (term(x, y), -0.0),
+    )
+    .0
 }
 
-/// `sum of g(x[i], y[i])` and `sum of g(x[i], y[i]) * h(x[i])` in one pass, in lanes.
-pub(crate) fn weighted_lanes2<T: Copy, U: Copy>(
+/// Both sums of the pairs `term(x[i], y[i])` in one pass, in lanes.
+#[inline(always)]
+pub(crate) fn sums2<T: Copy, U: Copy>(
     x: &[T],
     y: &[U],
-    g: impl Fn(T, U) -> f64,
-    h: impl Fn(T) -> f64,
+    term: impl Fn(T, U) -> (f64, f64),
 ) -> (f64, f64) {
-    assert_eq!(x.len(), y.len(), "weighted_lanes2: x and y differ in length");
-    vectorized(|| {
-        let (mut sum, mut dot) = ([0.0; LANES], [0.0; LANES]);
-        let (x_body, x_tail) = x.as_chunks::<LANES>();
-        let (y_body, y_tail) = y.as_chunks::<LANES>();
-        for (a, b) in x_body.iter().zip(y_body) {
-            for l in 0..LANES {
-                let g = g(a[l], b[l]);
-                sum[l] += g;
-                dot[l] += g * h(a[l]);
+    assert_eq!(x.len(), y.len(), "sums2: x and y differ in length");
+    vectorized(
+        #[inline(always)]
+        || {
+            let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+            let (x_body, x_rest) = x.as_chunks::<LANES>();
+            let (y_body, y_rest) = y.as_chunks::<LANES>();
+            for (x, y) in x_body.iter().zip(y_body) {
+                for l in 0..LANES {
+                    let terms = term(x[l], y[l]);
+                    a[l] += terms.0;
+                    b[l] += terms.1;
+                }
             }
-        }
-        for (l, (&a, &b)) in x_tail.iter().zip(y_tail).enumerate() {
-            sum[l] += g(a, b);
-            dot[l] += g(a, b) * h(a);
-        }
-        (fold(sum), fold(dot))
-    })
+            let (x_rest, x_tail) = x_rest.as_chunks::<FEW>();
+            let (y_rest, y_tail) = y_rest.as_chunks::<FEW>();
+            for (x, y) in x_rest.iter().zip(y_rest) {
+                for l in 0..FEW {
+                    let terms = term(x[l], y[l]);
+                    a[l] += terms.0;
+                    b[l] += terms.1;
+                }
+            }
+            for (l, (&x, &y)) in x_tail.iter().zip(y_tail).enumerate() {
+                let terms = term(x, y);
+                a[l] += terms.0;
+                b[l] += terms.1;
+            }
+            (fold(a), fold(b))
+        },
+    )
 }
 
 /// `sum of x[i] * y[i]`.
 pub(crate) fn dot<T: Element, U: Element>(x: &[T], y: &[U]) -> f64 {
-    lanes2(x, y, |a, b| a.widen().f64() * b.widen().f64())
+    lanes2(
+        x,
+        y,
+        #[inline(always)]
+        |a, b| a.widen().f64() * b.widen().f64(),
+    )
 }
 
 /// `max of x[i]` without its NaNs; -infinity when empty.
 pub(crate) fn max<T: Element>(x: &[T]) -> T::Acc {
     let mut acc = [T::Acc::of(f64::NEG_INFINITY); LANES];
     let (body, tail) = x.as_chunks::<LANES>();
-    vectorized(|| {
-        for chunk in body {
-            for l in 0..LANES {
-                let v = chunk[l].widen();
-                acc[l] = if v > acc[l] { v } else { acc[l] };
+    vectorized(
+        #[inline(always)]
+        || {
+            for chunk in body {
+                for l in 0..LANES {
+                    let v = chunk[l].widen();
+                    acc[l] = if v > acc[l] { v } else { acc[l] };
+                }
             }
-        }
-    });
+        },
+    );
     for (l, v) in tail.iter().enumerate() {
         let v = v.widen();
         acc[l] = if v > acc[l] { v } else { acc[l] };
@@ -212,7 +251,15 @@ pub(crate) fn n_rows(what: &str, n_elems: usize, n_cols: usize) -> usize {
     n_rows
 }
 
-/// Adds the lanes up in a fixed order.
-fn fold(acc: [f64; LANES]) -> f64 {
-    ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7]))
+/// Adds the lanes up in a fixed order: one half to the other.
+#[inline(always)]
+fn fold(mut acc: [f64; LANES]) -> f64 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            acc[l] += acc[l + half];
+        }
+        half /= 2;
+    }
+    acc[0]
 }

@@ -100,29 +100,34 @@ fn turn<T: Element>(
         n_tokens > 0 && x.len().is_multiple_of(n_tokens * head_dim),
         "rope: input is not whole sequences of {n_tokens} tokens of {head_dim}"
     );
-    par::rows(out, head_dim, |i, out| {
-        let x = &x[i * head_dim..][..head_dim];
-        let angle = (i % n_tokens) * n_pairs;
-        let angles = cos[angle..][..n_pairs].iter().zip(&sin[angle..][..n_pairs]);
-        match style {
-            Rope::Half => {
-                let (out_a, out_b) = out.split_at_mut(n_pairs);
-                let (a, b) = x.split_at(n_pairs);
-                let pairs = out_a.iter_mut().zip(out_b).zip(a.iter().zip(b));
-                for (((out_a, out_b), (a, b)), (&cos, &sin)) in pairs.zip(angles) {
-                    let (a, b, sin) = (a.widen(), b.widen(), sign * sin);
-                    *out_a = T::narrow(a * cos - b * sin);
-                    *out_b = T::narrow(b * cos + a * sin);
+    par::rows(
+        out,
+        head_dim,
+        #[inline(always)]
+        |i, out| {
+            let x = &x[i * head_dim..][..head_dim];
+            let angle = (i % n_tokens) * n_pairs;
+            let angles = cos[angle..][..n_pairs].iter().zip(&sin[angle..][..n_pairs]);
+            match style {
+                Rope::Half => {
+                    let (out_a, out_b) = out.split_at_mut(n_pairs);
+                    let (a, b) = x.split_at(n_pairs);
+                    let pairs = out_a.iter_mut().zip(out_b).zip(a.iter().zip(b));
+                    for (((out_a, out_b), (a, b)), (&cos, &sin)) in pairs.zip(angles) {
+                        let (a, b, sin) = (a.widen(), b.widen(), sign * sin);
+                        *out_a = T::narrow(a * cos - b * sin);
+                        *out_b = T::narrow(b * cos + a * sin);
+                    }
+                }
+                Rope::Interleaved => {
+                    let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                    for ((out, x), (&cos, &sin)) in pairs.zip(angles) {
+                        let (a, b, sin) = (x[0].widen(), x[1].widen(), sign * sin);
+                        out[0] = T::narrow(a * cos - b * sin);
+                        out[1] = T::narrow(b * cos + a * sin);
+                    }
                 }
             }
-            Rope::Interleaved => {
-                let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
-                for ((out, x), (&cos, &sin)) in pairs.zip(angles) {
-                    let (a, b, sin) = (x[0].widen(), x[1].widen(), sign * sin);
-                    out[0] = T::narrow(a * cos - b * sin);
-                    out[1] = T::narrow(b * cos + a * sin);
-                }
-            }
-        }
-    });
+        },
+    );
 }

@@ -17,20 +17,46 @@ use crate::{
 /// If a length does not match.
 pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
     assert_rows("softmax", out.len(), x.len(), n_cols);
-    par::rows(out, n_cols, |i, out| {
-        let x = &x[i * n_cols..][..n_cols];
-        let m = max(x);
-        let exp = |v: T| (v.widen() - m).quick_exp();
-        if let Some(out) = T::as_acc_mut(out) {
-            vectorized(|| out.iter_mut().zip(x).for_each(|(o, &v)| *o = exp(v)));
-            let r = T::Acc::of(1.0 / lanes(out, |e| e.f64()));
-            vectorized(|| out.iter_mut().for_each(|o| *o *= r));
-        } else {
-            // The output would round the exponentials: they are computed again instead.
-            let r = T::Acc::of(1.0 / lanes(x, |v| exp(v).f64()));
-            vectorized(|| out.iter_mut().zip(x).for_each(|(o, &v)| *o = T::narrow(exp(v) * r)));
-        }
-    });
+    par::rows(
+        out,
+        n_cols,
+        #[inline(always)]
+        |i, out| {
+            let x = &x[i * n_cols..][..n_cols];
+            let m = max(x);
+            let exp = |v: T| (v.widen() - m).quick_exp();
+            if let Some(out) = T::as_acc_mut(out) {
+                vectorized(
+                    #[inline(always)]
+                    || out.iter_mut().zip(x).for_each(|(o, &v)| *o = exp(v)),
+                );
+                let r = T::Acc::of(
+                    1.0 / lanes(
+                        out,
+                        #[inline(always)]
+                        |e| e.f64(),
+                    ),
+                );
+                vectorized(
+                    #[inline(always)]
+                    || out.iter_mut().for_each(|o| *o *= r),
+                );
+            } else {
+                // The output would round the exponentials: they are computed again instead.
+                let r = T::Acc::of(
+                    1.0 / lanes(
+                        x,
+                        #[inline(always)]
+                        |v| exp(v).f64(),
+                    ),
+                );
+                vectorized(
+                    #[inline(always)]
+                    || out.iter_mut().zip(x).for_each(|(o, &v)| *o = T::narrow(exp(v) * r)),
+                );
+            }
+        },
+    );
 }
 
 /// Gradient of [`softmax`] from its output `p`: `dx = p * (dout - sum over the row of p * dout)`.
@@ -43,16 +69,24 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
 pub fn softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_cols: usize) {
     assert_rows("softmax_backward", dx.len(), out.len(), n_cols);
     assert_rows("softmax_backward", dx.len(), dout.len(), n_cols);
-    par::rows(dx, n_cols, |i, dx| {
-        let p = &out[i * n_cols..][..n_cols];
-        let dout = &dout[i * n_cols..][..n_cols];
-        let sum = T::Acc::of(dot(p, dout));
-        vectorized(|| {
-            for ((dx, p), d) in dx.iter_mut().zip(p).zip(dout) {
-                *dx = T::narrow(p.widen() * (d.widen() - sum));
-            }
-        });
-    });
+    par::rows(
+        dx,
+        n_cols,
+        #[inline(always)]
+        |i, dx| {
+            let p = &out[i * n_cols..][..n_cols];
+            let dout = &dout[i * n_cols..][..n_cols];
+            let sum = T::Acc::of(dot(p, dout));
+            vectorized(
+                #[inline(always)]
+                || {
+                    for ((dx, p), d) in dx.iter_mut().zip(p).zip(dout) {
+                        *dx = T::narrow(p.widen() * (d.widen() - sum));
+                    }
+                },
+            );
+        },
+    );
 }
 
 /// `out[i, j] = x[i, j] - log(sum over k of exp(x[i, k]))`: `x` `[N, C]` → `out` `[N, C]`.
@@ -62,16 +96,31 @@ pub fn softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_cols:
 /// If a length does not match.
 pub fn log_softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
     assert_rows("log_softmax", out.len(), x.len(), n_cols);
-    par::rows(out, n_cols, |i, out| {
-        let x = &x[i * n_cols..][..n_cols];
-        let m = max(x);
-        let log_sum = T::Acc::of(lanes(x, |v| (v.widen() - m).quick_exp().f64()).ln());
-        vectorized(|| {
-            for (o, v) in out.iter_mut().zip(x) {
-                *o = T::narrow((v.widen() - m) - log_sum);
-            }
-        });
-    });
+    par::rows(
+        out,
+        n_cols,
+        #[inline(always)]
+        |i, out| {
+            let x = &x[i * n_cols..][..n_cols];
+            let m = max(x);
+            let log_sum = T::Acc::of(
+                lanes(
+                    x,
+                    #[inline(always)]
+                    |v| (v.widen() - m).quick_exp().f64(),
+                )
+                .ln(),
+            );
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (o, v) in out.iter_mut().zip(x) {
+                        *o = T::narrow((v.widen() - m) - log_sum);
+                    }
+                },
+            );
+        },
+    );
 }
 
 /// Gradient of [`log_softmax`] from its output: `dx = dout - exp(out) * sum over the row of dout`.
@@ -84,16 +133,28 @@ pub fn log_softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
 pub fn log_softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_cols: usize) {
     assert_rows("log_softmax_backward", dx.len(), out.len(), n_cols);
     assert_rows("log_softmax_backward", dx.len(), dout.len(), n_cols);
-    par::rows(dx, n_cols, |i, dx| {
-        let log_p = &out[i * n_cols..][..n_cols];
-        let dout = &dout[i * n_cols..][..n_cols];
-        let sum = T::Acc::of(lanes(dout, |d| d.widen().f64()));
-        vectorized(|| {
-            for ((dx, l), d) in dx.iter_mut().zip(log_p).zip(dout) {
-                *dx = T::narrow(d.widen() - l.widen().quick_exp() * sum);
-            }
-        });
-    });
+    par::rows(
+        dx,
+        n_cols,
+        #[inline(always)]
+        |i, dx| {
+            let log_p = &out[i * n_cols..][..n_cols];
+            let dout = &dout[i * n_cols..][..n_cols];
+            let sum = T::Acc::of(lanes(
+                dout,
+                #[inline(always)]
+                |d| d.widen().f64(),
+            ));
+            vectorized(
+                #[inline(always)]
+                || {
+                    for ((dx, l), d) in dx.iter_mut().zip(log_p).zip(dout) {
+                        *dx = T::narrow(d.widen() - l.widen().quick_exp() * sum);
+                    }
+                },
+            );
+        },
+    );
 }
 
 /// # Panics

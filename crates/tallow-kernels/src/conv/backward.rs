@@ -57,7 +57,11 @@ fn input_gradient<T: Element, P: Packs<T>>(
         return merged_phases::<T, P>(dx, dout, weight, shape, &phases);
     }
     if phases.iter().any(|phase| phase.taps.is_empty()) {
-        par::elems(dx, |_, dx| dx.fill(T::default()));
+        par::elems(
+            dx,
+            #[inline(always)]
+            |_, dx| dx.fill(T::default()),
+        );
         phases.retain(|phase| !phase.taps.is_empty());
     }
     let dst = Disjoint::new(dx);
@@ -105,8 +109,12 @@ pub(super) fn merged_window(phases: &[Phase]) -> Window {
 /// Weights of 0 keep out what is finite, and nothing else.
 fn all_finite<T: Element>(x: &[T]) -> bool {
     const CUT: usize = 1 << 14;
-    let cut =
-        |x: &[T]| isa::vectorized(|| x.iter().fold(true, |all, x| all & x.widen().is_finite()));
+    let cut = |x: &[T]| {
+        isa::vectorized(
+            #[inline(always)]
+            || x.iter().fold(true, |all, x| all & x.widen().is_finite()),
+        )
+    };
     x.par_chunks(CUT).all(cut)
 }
 

@@ -99,11 +99,16 @@ impl<T: Element> Linear<'_, T> {
         gemm_acc(tile, x, w.t(), Store::Overwrite);
         if let Some(bias) = self.bias {
             let bias = &bias[first_class..][..w.n_rows];
-            par::rows(tile, w.n_rows, |_, row| {
-                for (s, b) in row.iter_mut().zip(bias) {
-                    *s += b.widen();
-                }
-            });
+            par::rows(
+                tile,
+                w.n_rows,
+                #[inline(always)]
+                |_, row| {
+                    for (s, b) in row.iter_mut().zip(bias) {
+                        *s += b.widen();
+                    }
+                },
+            );
         }
     }
 }
@@ -222,10 +227,15 @@ fn backward<T: Element, O: Element<Acc = T::Acc>>(
             let x = Mat::new(x, rows.len(), d);
             let tile = &mut logits[..rows.len() * classes.len()];
             linear.logits(tile, x, w, classes.start);
-            par::rows(tile, classes.len(), |i, row| {
-                let (lse, target) = (lse[rows.start + i], targets[rows.start + i]);
-                config.grad_row_in_place(row, lse, target, classes.start, n_classes, scale);
-            });
+            par::rows(
+                tile,
+                classes.len(),
+                #[inline(always)]
+                |i, row| {
+                    let (lse, target) = (lse[rows.start + i], targets[rows.start + i]);
+                    config.grad_row_in_place(row, lse, target, classes.start, n_classes, scale);
+                },
+            );
             let g = Mat::new(rounded(tile, &mut g_copy), rows.len(), classes.len());
             if let Some(dx) = &mut dx {
                 gemm_acc(&mut dx.acc()[x_rows], g, w, Store::Add);
@@ -256,7 +266,11 @@ fn rounded<'a, O: Element>(g: &'a [O::Acc], scratch: &'a mut Vec<O>) -> &'a [O] 
         return same;
     }
     scratch.resize(g.len(), O::default());
-    par::elems(scratch, |start, cut| narrow_into(cut, &g[start..][..cut.len()]));
+    par::elems(
+        scratch,
+        #[inline(always)]
+        |start, cut| narrow_into(cut, &g[start..][..cut.len()]),
+    );
     scratch
 }
 

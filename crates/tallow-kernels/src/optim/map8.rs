@@ -18,11 +18,11 @@ pub enum Sign {
 
 /// The bits of an `f32` above these say which cell of a table its magnitude falls in: its exponent
 /// and 7 bits of its fraction. Values lie far enough apart that a cell has one midpoint at most.
-const CELL_SHIFT: u32 = 16;
+pub(crate) const CELL_SHIFT: u32 = 16;
 /// The cell of 2^-23, below the least midpoint of either map.
-const FIRST_CELL: u32 = (127 - 23) << 7;
+pub(crate) const FIRST_CELL: u32 = (127 - 23) << 7;
 /// The last cell is that of 1.
-const N_CELLS: usize = (23 << 7) + 1;
+pub(crate) const N_CELLS: usize = (23 << 7) + 1;
 
 /// 256 values in ascending order, and how to find the nearest.
 pub(crate) struct Map8 {
@@ -33,11 +33,13 @@ pub(crate) struct Map8 {
     n_negative: u8,
     /// The least step above `zero` that a positive value may take.
     least: u8,
-    /// `midpoints[k]` parts the magnitudes `k` and `k + 1` steps above `zero`; infinite at the end.
-    midpoints: [f32; 256],
-    /// Midpoints below a cell.
-    n_below: [u8; N_CELLS],
+    /// Of each cell the number of midpoints below it and, from bit 8 on, above which last 16 bits a
+    /// magnitude lies beyond the cell's own midpoint: [`NEVER`] without one.
+    cells: [u32; N_CELLS],
 }
+
+/// More than 16 bits can say.
+const NEVER: u32 = 1 << 16;
 
 static SIGNED: LazyLock<Map8> = LazyLock::new(|| Map8::new(Sign::Signed));
 static UNSIGNED: LazyLock<Map8> = LazyLock::new(|| Map8::new(Sign::Unsigned));
@@ -53,22 +55,33 @@ impl Map8 {
     fn new(sign: Sign) -> Map8 {
         let all = exact_values(sign);
         let zero = all.iter().position(|v| *v == 0.0).expect("0 is in the map");
-        let midpoints: [f32; 256] = std::array::from_fn(|k| match all.get(zero + k + 1) {
-            Some(next) => ((all[zero + k] + next) / 2.0) as f32,
-            None => f32::INFINITY,
-        });
-        let n_below = std::array::from_fn(|i| {
-            let floor = f32::from_bits((FIRST_CELL + i as u32) << CELL_SHIFT);
-            midpoints.partition_point(|m| *m < floor) as u8
+        let midpoints = midpoints(&all, zero);
+        let cells = std::array::from_fn(|i| {
+            let cell = FIRST_CELL + i as u32;
+            let n_below = midpoints.partition_point(|m| m.to_bits() < cell << CELL_SHIFT);
+            let own = midpoints.get(n_below).map(|m| m.to_bits());
+            let own = own.filter(|bits| bits >> CELL_SHIFT == cell);
+            own.map_or(NEVER, |bits| bits & 0xffff) << 8 | n_below as u32
         });
         Map8 {
             values: std::array::from_fn(|i| all[i] as f32),
             zero: zero as u8,
             n_negative: zero as u8,
             least: u8::from(sign == Sign::Unsigned),
-            midpoints,
-            n_below,
+            cells,
         }
+    }
+
+    /// The table of cells, for vector code.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn cells(&self) -> &[u32; N_CELLS] {
+        &self.cells
+    }
+
+    /// The code of 0, how far below it codes go, and the least step above it of a positive value.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn steps(&self) -> [u8; 3] {
+        [self.zero, self.n_negative, self.least]
     }
 
     #[inline(always)]
@@ -85,15 +98,20 @@ impl Map8 {
     /// becomes 0.
     #[inline(always)]
     pub(crate) fn code(&self, x: f32) -> u8 {
-        let magnitude = x.abs();
-        let cell = (magnitude.to_bits() >> CELL_SHIFT).saturating_sub(FIRST_CELL) as usize;
-        let below = self.n_below[cell.min(N_CELLS - 1)];
-        let steps = below + u8::from(magnitude > self.midpoints[usize::from(below)]);
+        let bits = x.abs().to_bits();
+        let cell = (bits >> CELL_SHIFT).saturating_sub(FIRST_CELL) as usize;
+        let cell = self.cells[cell.min(N_CELLS - 1)];
+        let steps = cell as u8 + u8::from(bits & 0xffff > cell >> 8);
         // Both and a choice: no predictor guesses the sign of a moment.
         let up = self.zero + steps.max(self.least * u8::from(x > 0.0));
         let down = self.zero - steps.min(self.n_negative);
         if x < 0.0 { down } else { up }
     }
+}
+
+/// What parts the magnitudes `k` and `k + 1` steps above `zero`, for each `k`.
+fn midpoints(all: &[f64], zero: usize) -> Vec<f32> {
+    all[zero..].windows(2).map(|pair| ((pair[0] + pair[1]) / 2.0) as f32).collect()
 }
 
 /// The 256 values, ascending, before they are rounded to `f32`.
@@ -134,7 +152,8 @@ mod tests {
             let (map, all) = (Map8::of(sign), exact_values(sign));
             // Every cell and its edges, values, midpoints and their neighbours.
             let edges = (0..=1.0f32.to_bits() >> 12).map(|i| f32::from_bits(i << 12));
-            let marks = map.values.into_iter().chain(map.midpoints);
+            let midpoints = midpoints(&all, usize::from(map.zero));
+            let marks = map.values.into_iter().chain(midpoints.iter().copied());
             let near = marks.flat_map(|m| [m.next_down(), m, m.next_up()]);
             for x in edges.chain(near).flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
                 if sign == Sign::Unsigned && x <= 0.0 {
@@ -143,7 +162,7 @@ mod tests {
                 let error = |v: f64| (v - f64::from(x)).abs();
                 let best = all.iter().map(|v| error(*v)).fold(f64::INFINITY, f64::min);
                 let code = map.code(x);
-                let is_least = sign == Sign::Unsigned && code == 1 && x < map.midpoints[0];
+                let is_least = sign == Sign::Unsigned && code == 1 && x < midpoints[0];
                 let got = error(all[usize::from(code)]);
                 let rounding = f64::from(x.abs() * f32::EPSILON);
                 assert!(got <= best + rounding || is_least, "{sign:?} {x:e}: code {code}");

@@ -18,6 +18,8 @@ mod round;
 mod rule;
 
 pub use adafactor::{Adafactor, SecondMoment, adafactor, adafactor_scratch_bytes, sum_of_squares};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use map8::{CELL_SHIFT, FIRST_CELL, Map8, N_CELLS};
 pub use map8::{Sign, dynamic_map};
 pub use moment::{Block, BlockError, CHUNK_ELEMS, Format, MIN_BLOCK_ELEMS, Moment};
 pub use round::{Draws, Rounding, Weight};
@@ -28,6 +30,9 @@ use moment::{add_low, low, num, write};
 
 /// Elements below which an update stays on one thread, and the grain of its division.
 const CUT_ELEMS: usize = 8 * CHUNK_ELEMS;
+/// Elements that one turn of the loop updates where no block is larger: the buffers and what they are
+/// read from then fit in the L1 cache.
+const TURN_ELEMS: usize = 512;
 /// Stack that [`update`] takes on each thread, for `f64` parameters: four buffers of a chunk.
 pub const SCRATCH_BYTES: u64 = 4 * 8 * CHUNK_ELEMS as u64;
 
@@ -55,9 +60,10 @@ impl<'a> Weights<'a> {
 
     /// Reads `p`, elements `at..at + p.len()` of `param`, in accumulator precision.
     fn load<T: Element>(&self, param: &[T], at: usize, p: &mut [T::Acc]) {
-        for (p, x) in p.iter_mut().zip(&param[at..]) {
-            *p = x.widen();
-        }
+        vectorized(
+            #[inline(always)]
+            || p.iter_mut().zip(&param[at..]).for_each(|(p, x)| *p = x.widen()),
+        );
         if let Weights::Kahan(low) = self {
             add_low(&low[2 * at..][..2 * p.len()], p);
         }
@@ -77,21 +83,23 @@ impl<'a> Weights<'a> {
             Weights::Stochastic if T::ROUNDS => {
                 draws.each(first, p.len(), |i, draw| param[i] = T::stochastic(p[i], draw));
             }
-            Weights::Nearest | Weights::Stochastic => {
-                for (x, p) in param.iter_mut().zip(p) {
-                    *x = T::nearest(*p);
-                }
-            }
+            Weights::Nearest | Weights::Stochastic => nearest(param, p),
             Weights::Kahan(lost) => {
-                for (x, p) in param.iter_mut().zip(p) {
-                    *x = T::nearest(*p);
-                }
+                nearest(param, p);
                 write(&mut lost[2 * at..][..2 * p.len()], p, |p| {
                     low(p.f64(), T::nearest(p).widen().f64())
                 });
             }
         }
     }
+}
+
+/// `param[i] = p[i]`, rounded to nearest.
+fn nearest<T: Weight>(param: &mut [T], p: &[T::Acc]) {
+    vectorized(
+        #[inline(always)]
+        || param.iter_mut().zip(p).for_each(|(x, p)| *x = T::nearest(*p)),
+    );
 }
 
 /// Random numbers of one update of one parameter.
@@ -158,6 +166,28 @@ impl<'a, T, G> Job<'a, T, G> {
     }
 }
 
+/// Weights and moments that can be computed with where they are.
+type InPlace<'a, A> = (&'a mut [A], &'a mut [A], &'a mut [A]);
+
+impl<T: Weight, G> Job<'_, T, G> {
+    /// Elements `at..at + n` of the weights and moments, if all are stored as they are computed with; of
+    /// a moment that the rule has not, none.
+    fn in_place(&mut self, at: usize, n: usize) -> Option<InPlace<'_, T::Acc>> {
+        fn moment<'a, A: Real>(
+            moment: &'a mut Option<Moment>,
+            at: usize,
+            n: usize,
+        ) -> Option<&'a mut [A]> {
+            moment.as_mut().map_or(Some(&mut []), |moment| moment.in_place(at, n))
+        }
+        if matches!(self.weights, Weights::Kahan(_)) {
+            return None;
+        }
+        let p = T::as_acc_mut(&mut self.param[at..at + n])?;
+        Some((p, moment(&mut self.m, at, n)?, moment(&mut self.v, at, n)?))
+    }
+}
+
 /// Updates parameter and moments in place, in parallel where that pays; the result does not depend
 /// on the number of threads, nor on how a parameter is divided into jobs.
 ///
@@ -189,24 +219,39 @@ fn divide<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, job: Job<T, G>) {
 
 fn serial<T: Weight, G: Element>(rule: &Rule, key: UpdateKey, mut job: Job<T, G>) {
     let (zero, factor) = (T::Acc::of(0.0), T::Acc::of(job.grad_factor));
+    let block = [&job.m, &job.v].into_iter().flatten().map(Moment::block_elems).max();
+    let turn = TURN_ELEMS.max(block.unwrap_or(1));
     let [mut p, mut g, mut m, mut v] = [[zero; CHUNK_ELEMS]; 4];
-    for at in (0..job.param.len()).step_by(CHUNK_ELEMS) {
-        let n = CHUNK_ELEMS.min(job.param.len() - at);
+    for at in (0..job.param.len()).step_by(turn) {
+        let n = turn.min(job.param.len() - at);
         let (p, g, m, v) = (&mut p[..n], &mut g[..n], &mut m[..n], &mut v[..n]);
         let first = job.start + at as u64;
+        vectorized(
+            #[inline(always)]
+            || {
+                for (g, x) in g.iter_mut().zip(&job.grad[at..]) {
+                    *g = num::<G, T::Acc>(*x) * factor;
+                }
+            },
+        );
+        if let Some((p, m, v)) = job.in_place(at, n) {
+            vectorized(
+                #[inline(always)]
+                || rule.apply(p, g, m, v),
+            );
+            continue;
+        }
         job.weights.load(job.param, at, p);
-        vectorized(|| {
-            for (g, x) in g.iter_mut().zip(&job.grad[at..]) {
-                *g = num::<G, T::Acc>(*x) * factor;
-            }
-        });
         if let Some(moment) = &job.m {
             moment.load(at, m);
         }
         if let Some(moment) = &job.v {
             moment.load(at, v);
         }
-        vectorized(|| rule.apply(p, g, m, v));
+        vectorized(
+            #[inline(always)]
+            || rule.apply(p, g, m, v),
+        );
         if let Some(moment) = &mut job.m {
             moment.store(at, m, key.draws(1), first);
         }

@@ -4,7 +4,9 @@ use super::{
     map8::{Map8, Sign},
     round::{Draws, Rounding, Weight},
 };
-use crate::{Element, Real};
+use crate::{Element, Real, element::same_type, isa::vectorized};
+#[cfg(target_arch = "x86_64")]
+use crate::{element::as_type, isa::Isa};
 use half::bf16;
 
 /// Elements that one turn of the update loop holds in its buffers, and the largest block.
@@ -121,14 +123,54 @@ impl<'a> Moment<'a> {
         )
     }
 
-    /// Reads elements `at..at + dst.len()`; `at` is a multiple of [`CHUNK_ELEMS`].
+    /// How many elements share a scale.
+    pub(crate) fn block_elems(&self) -> usize {
+        match self.format {
+            Format::Bits8(block) => block.n_elems(),
+            _ => 1,
+        }
+    }
+
+    /// Elements `at..at + n` where they are, if they are stored as `A` and lie as `A` must.
+    pub(crate) fn in_place<A: Real>(&mut self, at: usize, n: usize) -> Option<&mut [A]> {
+        let stored = match self.format {
+            Format::F32 => same_type::<A, f32>(),
+            Format::F64 => same_type::<A, f64>(),
+            _ => false,
+        };
+        if !stored || cfg!(target_endian = "big") {
+            return None;
+        }
+        let bytes = &mut self.main[at * size_of::<A>()..(at + n) * size_of::<A>()];
+        // SAFETY: any bits are a number.
+        let (before, elems, after) = unsafe { bytes.align_to_mut::<A>() };
+        (before.is_empty() && after.is_empty()).then_some(elems)
+    }
+
+    /// Reads elements `at..at + dst.len()`; `at` is a multiple of the block.
+
     pub(crate) fn load<A: Real>(&self, at: usize, dst: &mut [A]) {
         let n = dst.len();
         match self.format {
-            Format::F32 => read(&self.main[4 * at..][..4 * n], dst, |b| num(f32::from_le_bytes(b))),
-            Format::F64 => read(&self.main[8 * at..][..8 * n], dst, |b| num(f64::from_le_bytes(b))),
+            Format::F32 => read(
+                &self.main[4 * at..][..4 * n],
+                dst,
+                #[inline(always)]
+                |b| num(f32::from_le_bytes(b)),
+            ),
+            Format::F64 => read(
+                &self.main[8 * at..][..8 * n],
+                dst,
+                #[inline(always)]
+                |b| num(f64::from_le_bytes(b)),
+            ),
             Format::Bf16(rounding) => {
-                read(&self.main[2 * at..][..2 * n], dst, |b| num(bf16::from_le_bytes(b)));
+                read(
+                    &self.main[2 * at..][..2 * n],
+                    dst,
+                    #[inline(always)]
+                    |b| num(bf16::from_le_bytes(b)),
+                );
                 if rounding == Rounding::Kahan {
                     add_low(&self.side[2 * at..][..2 * n], dst);
                 }
@@ -152,10 +194,20 @@ impl<'a> Moment<'a> {
         let n = src.len();
         match self.format {
             Format::F32 => {
-                write(&mut self.main[4 * at..][..4 * n], src, |x| f32(x).to_le_bytes());
+                write(
+                    &mut self.main[4 * at..][..4 * n],
+                    src,
+                    #[inline(always)]
+                    |x| f32(x).to_le_bytes(),
+                );
             }
             Format::F64 => {
-                write(&mut self.main[8 * at..][..8 * n], src, |x| x.f64().to_le_bytes());
+                write(
+                    &mut self.main[8 * at..][..8 * n],
+                    src,
+                    #[inline(always)]
+                    |x| x.f64().to_le_bytes(),
+                );
             }
             Format::Bf16(Rounding::Stochastic) => {
                 let dst = self.main[2 * at..][..2 * n].as_chunks_mut().0;
@@ -165,11 +217,19 @@ impl<'a> Moment<'a> {
             }
             Format::Bf16(rounding) => {
                 let nearest = |x: A| bf16::nearest(f32(x));
-                write(&mut self.main[2 * at..][..2 * n], src, |x| nearest(x).to_le_bytes());
+                write(
+                    &mut self.main[2 * at..][..2 * n],
+                    src,
+                    #[inline(always)]
+                    |x| nearest(x).to_le_bytes(),
+                );
                 if rounding == Rounding::Kahan {
-                    write(&mut self.side[2 * at..][..2 * n], src, |x| {
-                        low(x.f64(), f64::from(nearest(x).to_f32()))
-                    });
+                    write(
+                        &mut self.side[2 * at..][..2 * n],
+                        src,
+                        #[inline(always)]
+                        |x| low(x.f64(), f64::from(nearest(x).to_f32())),
+                    );
                 }
             }
             Format::Bits8(Block(block)) => {
@@ -188,14 +248,28 @@ impl<'a> Moment<'a> {
 ///
 /// A value that is not finite becomes 0: the parameter shows it, its neighbours go on undisturbed.
 fn quantise<A: Real>(map: &Map8, src: &[A], codes: &mut [u8]) -> f32 {
-    let magnitude = |x: A| {
-        let x = f32(x).abs();
-        if x.is_finite() { x } else { 0.0 }
-    };
-    let scale = src.iter().fold(0.0, |largest: f32, x| largest.max(magnitude(*x)));
+    // The bits of magnitudes are ordered as they are.
+    let largest = vectorized(
+        #[inline(always)]
+        || {
+            src.iter().fold(0, |largest: u32, x| {
+                let bits = f32(*x).abs().to_bits();
+                largest.max(if bits < f32::INFINITY.to_bits() { bits } else { 0 })
+            })
+        },
+    );
+    let scale = f32::from_bits(largest);
     if scale == 0.0 {
         codes.fill(map.zero());
         return 0.0;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if Isa::current() >= Isa::Avx512
+        && let Some(src) = as_type::<A, f32>(src)
+    {
+        // SAFETY: the processor has AVX-512.
+        unsafe { crate::x86::avx512::codes8(codes, src, scale, map) };
+        return scale;
     }
     for (code, x) in codes.iter_mut().zip(src) {
         let x = f32(*x);
@@ -215,9 +289,11 @@ pub(crate) fn low(x: f64, stored: f64) -> [u8; 2] {
 /// Adds the compensation to values read from their main plane.
 #[inline(always)]
 pub(crate) fn add_low<A: Real>(low: &[u8], dst: &mut [A]) {
-    for (x, b) in dst.iter_mut().zip(low.as_chunks().0) {
-        *x += num(bf16::from_le_bytes(*b));
-    }
+    let low = low.as_chunks().0;
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(low).for_each(|(x, b)| *x += num(bf16::from_le_bytes(*b))),
+    );
 }
 
 #[inline(always)]
@@ -230,16 +306,21 @@ pub(crate) fn num<T: Element, A: Real>(x: T) -> A {
     A::of(x.widen().f64())
 }
 
+/// `dst[i] = f(the i-th bytes)`.
 #[inline(always)]
 pub(crate) fn read<A, const N: usize>(src: &[u8], dst: &mut [A], f: impl Fn([u8; N]) -> A) {
-    for (x, bytes) in dst.iter_mut().zip(src.as_chunks().0) {
-        *x = f(*bytes);
-    }
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src.as_chunks().0).for_each(|(x, bytes)| *x = f(*bytes)),
+    );
 }
 
+/// The bytes of `f(src[i])`, one after the other.
 #[inline(always)]
 pub(crate) fn write<A: Copy, const N: usize>(dst: &mut [u8], src: &[A], f: impl Fn(A) -> [u8; N]) {
-    for (bytes, x) in dst.as_chunks_mut().0.iter_mut().zip(src) {
-        *bytes = f(*x);
-    }
+    let dst = dst.as_chunks_mut().0;
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src).for_each(|(bytes, x)| *bytes = f(*x)),
+    );
 }

@@ -4,6 +4,7 @@
 
 use super::patches::spread;
 use crate::micro::{MR, MR_BF16, NR, Place, STEP_BF16, by_panels, by_rows};
+use crate::optim::{CELL_SHIFT, FIRST_CELL, Map8, N_CELLS};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -271,6 +272,44 @@ fn widened(x: __m256i) -> __m512 {
 #[inline]
 fn lanes32(n: usize) -> u32 {
     ((1u64 << n) - 1) as u32
+}
+
+/// The codes of `src / scale`, of what is not finite that of 0: [`Map8::code`] of sixteen at a time.
+/// # Panics
+/// If the lengths differ.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) fn codes8(codes: &mut [u8], src: &[f32], scale: f32, map: &Map8) {
+    assert_eq!(codes.len(), src.len(), "codes8: lengths differ");
+    let ([zero, n_negative, least], cells) = (map.steps(), map.cells());
+    let all = |x: u32| _mm512_set1_epi32(x as i32);
+    let (zero, n_negative, least) = (all(zero.into()), all(n_negative.into()), all(least.into()));
+    let scale = _mm512_set1_ps(scale);
+    for (codes, src) in codes.chunks_mut(NR).zip(src.chunks(NR)) {
+        let mask = ((1u32 << src.len()) - 1) as u16;
+        // SAFETY: masked lanes are not touched; every index is below the number of cells.
+        unsafe {
+            let x = _mm512_maskz_loadu_ps(mask, src.as_ptr());
+            // Neither NaN nor an infinity.
+            let finite = !_mm512_fpclass_ps_mask::<0x99>(x);
+            let x = _mm512_maskz_div_ps(finite, x, scale);
+            let bits = _mm512_and_si512(_mm512_castps_si512(x), all(i32::MAX as u32));
+            let cell = _mm512_srli_epi32::<CELL_SHIFT>(bits);
+            let cell = _mm512_sub_epi32(_mm512_max_epu32(cell, all(FIRST_CELL)), all(FIRST_CELL));
+            let cell = _mm512_min_epu32(cell, all(N_CELLS as u32 - 1));
+            let cell = _mm512_i32gather_epi32::<4>(cell, cells.as_ptr().cast());
+            let last = _mm512_and_si512(bits, all(0xffff));
+            let beyond = _mm512_cmpgt_epu32_mask(last, _mm512_srli_epi32::<8>(cell));
+            let steps = _mm512_and_si512(cell, all(0xff));
+            let steps = _mm512_mask_add_epi32(steps, beyond, steps, all(1));
+            let positive = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_setzero_ps());
+            let negative = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_setzero_ps());
+            let up = _mm512_mask_max_epu32(steps, positive, steps, least);
+            let code = _mm512_add_epi32(zero, up);
+            let down = _mm512_min_epu32(steps, n_negative);
+            let code = _mm512_mask_sub_epi32(code, negative, zero, down);
+            _mm512_mask_cvtepi32_storeu_epi8(codes.as_mut_ptr().cast(), mask, code);
+        }
+    }
 }
 
 /// Which of an operand's strides is 1.
