@@ -19,7 +19,7 @@ pub fn gelu_tanh<T: Element>(out: &mut [T], x: &[T]) {
         out,
         x,
         #[inline(always)]
-        |x| x * sigmoid(T::Acc::of(2.0) * gelu_inner(x)),
+        |x| gelu_tanh_of(x),
     );
 }
 
@@ -44,6 +44,24 @@ pub fn gelu_tanh_backward<T: Element>(dx: &mut [T], x: &[T], dout: &[T]) {
     );
 }
 
+/// [`gelu_tanh`] of one element.
+#[inline(always)]
+pub(crate) fn gelu_tanh_of<R: Real>(x: R) -> R {
+    x * sigmoid(R::of(2.0) * gelu_inner(x))
+}
+
+/// [`gelu_erf`] of one element.
+#[inline(always)]
+pub(crate) fn gelu_erf_of<R: Real>(x: R) -> R {
+    x * normal_cdf(x)
+}
+
+/// [`silu`] of one element.
+#[inline(always)]
+pub(crate) fn silu_of<R: Real>(x: R) -> R {
+    x * sigmoid(x)
+}
+
 /// `sqrt(2 / pi)`.
 const GELU_C: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 /// The coefficient of `x^3`.
@@ -63,7 +81,7 @@ pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
         out,
         x,
         #[inline(always)]
-        |x| x * normal_cdf(x),
+        |x| gelu_erf_of(x),
     );
 }
 
@@ -98,7 +116,7 @@ pub fn silu<T: Element>(out: &mut [T], x: &[T]) {
         out,
         x,
         #[inline(always)]
-        |x| x * sigmoid(x),
+        |x| silu_of(x),
     );
 }
 
@@ -204,7 +222,7 @@ pub fn relu_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T]) {
 
 /// `max(x, 0)` with NaN kept, which `Float::max` would drop.
 #[inline(always)]
-fn positive<R: Real>(x: R) -> R {
+pub(crate) fn positive<R: Real>(x: R) -> R {
     if x <= R::of(0.0) { R::of(0.0) } else { x }
 }
 

@@ -5,7 +5,10 @@ use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
 use tallow_kernels::{
     Element,
-    gemm::{Mat, Store, batched_gemm, gemm, gemm_scalar, gemm_serial},
+    gemm::{
+        Activation, Epilogue, Mat, Store, batched_gemm, gemm, gemm_fused, gemm_fused_scalar,
+        gemm_scalar, gemm_serial,
+    },
 };
 use tallow_testkit::{Tol, assert_close, values};
 
@@ -38,6 +41,40 @@ fn check<T: Element>(m: usize, n: usize, k: usize, tol: Tol) {
             assert_close(&format!("{m} {n} {k} {store:?}"), &f64s(&got), &f64s(&want), tol);
         }
     }
+}
+
+/// Every part of an epilogue alone and all together, on sums that come whole and in parts.
+fn check_fused<T: Element>(eps: f64) {
+    use Activation::{GeluErf, GeluTanh, Identity, Relu, Silu};
+    for (m, n, k) in [(1, 1, 1), (7, 33, 9), (40, 40, 1030), (3, 513, 17), (9, 70, 0)] {
+        let (a, b) = (to::<T>(&values(1, m * k)), to::<T>(&values(2, k * n)));
+        let (bias, residual) = (to::<T>(&values(3, n)), to::<T>(&values(4, m * n)));
+        let (a, b) = (Mat::new(&a, m, k), Mat::new(&b, k, n));
+        for activation in [Identity, Relu, GeluTanh, GeluErf, Silu] {
+            for (bias, residual) in [
+                (None, None),
+                (Some(&bias[..]), None),
+                (None, Some(&residual[..])),
+                (Some(&bias[..]), Some(&residual[..])),
+            ] {
+                let epilogue = Epilogue { bias, residual, activation };
+                let (mut got, mut want) = (vec![T::default(); m * n], vec![T::default(); m * n]);
+                gemm_fused(&mut got, a, b, epilogue);
+                gemm_fused_scalar(&mut want, a, b, epilogue);
+                let what =
+                    format!("{m} {n} {k} {activation:?} {} {}", bias.is_some(), residual.is_some());
+                assert_close(&what, &f64s(&got), &f64s(&want), Tol::Rel(eps));
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_finished_before_they_are_rounded() {
+    check_fused::<f32>(1030.0 * f64::from(f32::EPSILON));
+    check_fused::<f64>(1030.0 * f64::EPSILON);
+    check_fused::<bf16>(2f64.powi(-7)); // one rounding, of sums in another order
+    check_fused::<f16>(2f64.powi(-10));
 }
 
 #[test]

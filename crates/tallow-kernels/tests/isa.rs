@@ -10,6 +10,7 @@ use tallow_kernels::{
     conv::*,
     gemm::{Mat, Store, gemm, gemm_acc, gemm_scalar, widen_into},
     isa::Isa,
+    optim::{Adam, Block, Format, Job, Moment, Rule, Sign, UpdateKey, Weight, Weights, update},
     reduce,
     softmax::softmax,
 };
@@ -170,7 +171,7 @@ fn halves() {
 }
 
 /// Elementwise loops and sums of rows, with NaN, infinities and subnormals among their inputs.
-fn loops<T: Element>() -> Vec<Vec<u64>> {
+fn loops<T: Weight>() -> Vec<Vec<u64>> {
     let mut bits = Vec::new();
     for n in [1, 7, 8, 9, 33, 1023, 20_000] {
         let mut x = values(1, n);
@@ -195,6 +196,43 @@ fn loops<T: Element>() -> Vec<Vec<u64>> {
         softmax(&mut out, &y, n);
         keep(&out);
         bits.push(vec![reduce::sum(&y).to_bits()]);
+        for format in [Format::F32, Format::Bits8(Block::new(32).expect("a power of two"))] {
+            bits.extend(updated(&y, &x, format));
+        }
     }
     bits
+}
+
+/// Parameter and moments after two updates by a gradient that holds all that numbers can be.
+fn updated<T: Weight>(param: &[T], grad: &[T], format: Format) -> [Vec<u64>; 3] {
+    let n = param.len();
+    let mut param = param.to_vec();
+    let plane = |bytes: u64| vec![0u8; bytes as usize];
+    let [mut m, mut v] =
+        [(); 2].map(|()| (plane(format.main_bytes(n as u64)), plane(format.side_bytes(n as u64))));
+    for t in [1, 2] {
+        let adam = Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.01, t };
+        let job = Job {
+            param: &mut param,
+            grad,
+            grad_factor: 0.5,
+            weights: Weights::Nearest,
+            m: Some(Moment::new(format, Sign::Signed, n, &mut m.0, &mut m.1)),
+            v: Some(Moment::new(format, Sign::Unsigned, n, &mut v.0, &mut v.1)),
+            start: 0,
+        };
+        update(&Rule::AdamW(adam), UpdateKey { seed: 0, parameter: 0, t }, job);
+    }
+    let bytes = |planes: (Vec<u8>, Vec<u8>)| {
+        // Where NaN is, an f32 may hold any of them.
+        let number = |b: &[u8; 4]| f32::from_le_bytes(*b);
+        let word =
+            |b: &[u8; 4]| if number(b).is_nan() { 1 } else { u64::from(number(b).to_bits()) };
+        match format {
+            Format::F32 => planes.0.as_chunks().0.iter().map(word).collect(),
+            _ => planes.0.iter().chain(&planes.1).map(|&b| b.into()).collect(),
+        }
+    };
+    let weights = f64s(&param).into_iter().map(|p| if p.is_nan() { 1 } else { p.to_bits() });
+    [weights.collect(), bytes(m), bytes(v)]
 }

@@ -6,7 +6,7 @@ use crate::{
 };
 use candle_core::{CpuStorage, Shape, Tensor};
 use tallow_kernels::{
-    gemm::{Mat, Store, batched_gemm, gemm},
+    gemm::{Activation, Epilogue, Mat, Store, batched_gemm, gemm, gemm_fused},
     reduce::sum_cols,
 };
 
@@ -32,18 +32,12 @@ pub(super) fn forward<T: Scalar>(
 ) -> Result<()> {
     let (w, by_column) = weight.dense_matrix::<T>()?;
     let (out_features, d) = (weight.dims()[0], weight.dims()[1]);
-    let store = match bias {
-        None => Store::Overwrite,
-        Some(bias) => {
-            let bias = bias.dense::<T>()?;
-            for row in out.chunks_exact_mut(out_features.max(1)) {
-                row.copy_from_slice(&bias);
-            }
-            Store::Add
-        }
-    };
+    let bias = bias.map(|bias| bias.dense::<T>()).transpose()?;
     let n = out.len().checked_div(out_features).unwrap_or(0);
-    gemm(out, Mat::new(x, n, d), matrix(&w, out_features, d, by_column).t(), store);
+    let (x, w) = (Mat::new(x, n, d), matrix(&w, out_features, d, by_column).t());
+    let epilogue =
+        Epilogue { bias: bias.as_deref(), residual: None, activation: Activation::Identity };
+    gemm_fused(out, x, w, epilogue);
     Ok(())
 }
 

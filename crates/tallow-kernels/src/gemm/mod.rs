@@ -19,6 +19,10 @@ use crate::{
 use rayon::prelude::*;
 use std::ops::Range;
 
+mod fused;
+
+pub use fused::{Activation, Epilogue, gemm_fused, gemm_fused_scalar};
+
 /// Most rows and columns of a destination tile.
 const MOST: (usize, usize) = (768, 768);
 /// Tiles that a destination is cut into where it is large enough: enough to share out.
@@ -199,23 +203,26 @@ fn dispatch<'a, T: Element, C: Element<Acc = T::Acc>>(
         assert!(c.is_empty(), "gemm: no products, but a destination of {}", c.len());
         return;
     }
+    let sink = |dst, start, ld| Dense { dst, start, ld, store };
     if packs_narrow::<T>() {
-        products::<T, C, T::Narrow>(c, n_batch, a, b, store);
+        products::<T, C, T::Narrow, _>(c, n_batch, a, b, sink);
     } else {
-        products::<T, C, T::Acc>(c, n_batch, a, b, store);
+        products::<T, C, T::Acc, _>(c, n_batch, a, b, sink);
     }
 }
 
-fn products<'a, T, C, P>(
+/// `sink(destination, start, row stride)` takes the sums of one product.
+fn products<'a, T, C, P, S>(
     c: &mut [C],
     n_batch: usize,
     a: impl Fn(usize) -> Mat<'a, T> + Sync,
     b: impl Fn(usize) -> Mat<'a, T> + Sync,
-    store: Store,
+    sink: impl Fn(Disjoint<C>, usize, usize) -> S + Sync,
 ) where
     T: Element,
     P: Packs<T>,
     C: Element<Acc = T::Acc>,
+    S: Sink<T::Acc>,
 {
     let (m, k, n) = (a(0).n_rows, a(0).n_cols, b(0).n_cols);
     for i in 0..n_batch {
@@ -235,8 +242,9 @@ fn products<'a, T, C, P>(
     let tile = |t: usize| {
         let (batch, (rows, cols)) = (t / cuts.n_tiles, cuts.tile(t % cuts.n_tiles, m, n));
         let (left, right) = (Rows(Lanes::rows(a(batch))), Cols(Lanes::cols(b(batch))));
-        let sink = Dense { dst, start: batch * m * n, ld: n, store };
-        product::tile::<P>(&left, &right, &sink, k, rows, cols);
+        let sink = sink(dst, batch * m * n, n);
+        product::tile::<P>(&left, &right, &sink, k, rows.clone(), cols.clone());
+        sink.finish(rows, cols);
     };
     let n_tiles = n_batch * cuts.n_tiles;
     let macs = (m * n).saturating_mul(k.max(1));
