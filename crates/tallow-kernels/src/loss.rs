@@ -90,6 +90,7 @@ impl CrossEntropy {
     }
 
     /// Turns a row's logits of the classes from `first` into their gradients.
+    #[inline(always)]
     fn grad_row_in_place<R: Real>(
         &self,
         row: &mut [R],
