@@ -7,7 +7,7 @@ use super::{
     sweep::{SMALLEST, number_after},
     versus,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -79,8 +79,10 @@ const PIECES: u64 = 4;
 const SHARE: f64 = 0.21;
 /// "Barely": above the least that the planner names.
 const BARELY: f64 = 1.02;
-/// Bytes that plain f32 takes for a pixel, at least: what is surely too much is not tried.
+/// Bytes that plain f32 takes for a pixel, at least: where that is much, it is foreseen before it is tried.
 const BYTES_PER_PIXEL: u64 = 2000;
+/// What is foreseen to take more of the free bytes than this is not tried.
+const MOST_OF_FREE: f64 = 0.9;
 
 const MIXED: &str = "precision.compute=bf16";
 const RECOMPUTE: &str = "memory.recompute=all";
@@ -123,6 +125,12 @@ struct Outcome {
     error: Option<String>,
 }
 
+impl Outcome {
+    fn failed(error: &anyhow::Error) -> Self {
+        Self { error: Some(format!("{error:#}")), ..Self::default() }
+    }
+}
+
 /// Measures and prints; false if a row failed to run.
 pub(super) fn run(options: &SeedTable) -> Result<bool> {
     let quick = options.common.quick;
@@ -132,8 +140,10 @@ pub(super) fn run(options: &SeedTable) -> Result<bool> {
     ensure!(batch > 0, "--batch is 0, it must be 1 at least");
     let (binary, mut lines) = options.common.open()?;
     let steps = if quick { 1 } else { options.steps };
-    let size = format!("data.image_size=[{},{}]", image[0], image[1]);
-    let work = [owned(&["model.name=resnet50", &size]), versus::synthetic(batch, steps)].concat();
+    let work = |batch: u64| {
+        let size = format!("data.image_size=[{},{}]", image[0], image[1]);
+        [owned(&["model.name=resnet50", &size]), versus::synthetic(batch, steps)].concat()
+    };
     let is_wanted = |mode: &Mode| {
         let only = &options.only;
         mode.name == BASELINE
@@ -169,40 +179,68 @@ fn write(lines: &mut Lines, outcome: &Outcome) -> Result<()> {
     outcome.report.as_ref().map_or(Ok(()), |report| lines.write(report))
 }
 
-/// The work in one mode, in a process of its own, or its plan where the machine is too small.
+/// The work in one mode, in a process of its own, or what is foreseen of it where the machine is too
+/// small.
 fn trained(
     mode: &Mode,
-    work: &[String],
+    work: &dyn Fn(u64) -> Vec<String>,
     baseline: Option<&Value>,
     (image, batch): ([u64; 2], u64),
     options: &SeedTable,
     binary: &Binary,
 ) -> Outcome {
-    let settings = [work, &mode.settings[..]].concat();
+    let settings = |batch| [&work(batch), &mode.settings[..]].concat();
+    let least = image[0] * image[1] * batch * BYTES_PER_PIXEL;
+    let free = free_bytes().unwrap_or(u64::MAX);
+    if mode.name == BASELINE && least > free / 2 {
+        match foreseen(batch, |batch| binary.plan(&settings(batch), None)) {
+            Ok(plan)
+                if plan["predicted_peak_bytes"].as_f64() < Some(free as f64 * MOST_OF_FREE) => {}
+            Ok(plan) => {
+                return Outcome { report: Some(plan), is_predicted: true, ..Outcome::default() };
+            }
+            Err(error) => return Outcome::failed(&error),
+        }
+    }
     let given = options.budget.clone().or_else(|| {
         let peak = ["peak_bytes", "predicted_peak_bytes"];
         let peak = peak.iter().find_map(|key| baseline?[*key].as_f64())?;
         Some(((peak * SHARE) as u64).to_string())
     });
     let budget = if mode.is_budgeted { given } else { None };
-    let least = image[0] * image[1] * batch * BYTES_PER_PIXEL;
-    let is_predicted = mode.name == BASELINE && free_bytes().is_some_and(|free| least > free);
-    let result = match (mode.is_budgeted, is_predicted) {
-        (true, _) if budget.is_none() => Err(anyhow::anyhow!("the baseline gave no budget")),
-        (_, true) => binary.plan(&settings, None),
-        _ => binary.train(&settings, budget.as_deref()),
-    };
+    if mode.is_budgeted && budget.is_none() {
+        return Outcome::failed(&anyhow::anyhow!("the baseline gave no budget"));
+    }
+    let result = binary.train(&settings(batch), budget.as_deref());
     let result = result.or_else(|error| match number_after(&format!("{error:#}"), SMALLEST) {
         // A budget that was asked for is not widened.
         Some(least) if options.budget.is_none() => {
-            binary.train(&settings, Some(&((least as f64 * BARELY) as u64).to_string()))
+            let budget = ((least as f64 * BARELY) as u64).to_string();
+            binary.train(&settings(batch), Some(&budget))
         }
         _ => Err(error),
     });
     match result {
-        Ok(report) => Outcome { report: Some(report), is_predicted, ..Outcome::default() },
-        Err(error) => Outcome { error: Some(format!("{error:#}")), ..Outcome::default() },
+        Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
+        Err(error) => Outcome::failed(&error),
     }
+}
+
+/// The plan of a batch, its peak on the line through those of one sample and of two: planning runs
+/// whole micro-batches, and the machine is too small.
+fn foreseen(batch: u64, plan: impl Fn(u64) -> Result<Value>) -> Result<Value> {
+    let mut of_batch = plan(batch.min(2))?;
+    if batch > 2 {
+        let peak = |plan: &Value| plan["predicted_peak_bytes"].as_u64().context("no peak foreseen");
+        let (first, second) = (peak(&plan(1)?)?, peak(&of_batch)?);
+        of_batch["predicted_peak_bytes"] =
+            json!(first + (batch - 1) * second.saturating_sub(first));
+    }
+    let secs = of_batch["predicted_secs_per_sample"].as_f64();
+    of_batch["secs_per_step"] = json!(secs.map(|secs| secs * batch as f64));
+    of_batch["batch"] = json!(batch);
+    of_batch["micro_batch"] = json!(batch);
+    Ok(of_batch)
 }
 
 /// Bytes that the system has left.
@@ -312,6 +350,14 @@ mod tests {
     #[test]
     fn pieces_are_equal() {
         assert_eq!([8, 4, 6, 1, 7].map(most_pieces), [4, 4, 3, 1, 1]);
+    }
+
+    #[test]
+    fn large_batches_are_on_the_line() {
+        let plan = |n: u64| Ok(json!({"predicted_peak_bytes": 100 + 30 * n, "batch": n}));
+        let peak = |n| foreseen(n, plan).expect("there is a plan")["predicted_peak_bytes"].as_u64();
+        assert_eq!([1, 2, 4, 8].map(peak), [Some(130), Some(160), Some(220), Some(340)]);
+        assert!(foreseen(4, |_| Ok(json!({}))).is_err());
     }
 
     #[test]
