@@ -74,7 +74,7 @@ struct Mode {
 /// What all others are compared with.
 const BASELINE: &str = "baseline f32";
 /// The most micro-batches that a batch is cut into.
-const PIECES: u64 = 4;
+const PIECES: u64 = 8;
 /// Of the baseline's peak, what the row with a budget is given.
 const SHARE: f64 = 0.21;
 /// "Barely": above the least that the planner names.
@@ -84,7 +84,10 @@ const BYTES_PER_PIXEL: u64 = 2000;
 /// What is foreseen to take more of the free bytes than this is not tried.
 const MOST_OF_FREE: f64 = 0.9;
 
-const MIXED: &str = "precision.compute=bf16";
+/// Products in bf16, on weights in f32.
+const NARROW_COMPUTE: &str = "precision.compute=bf16";
+/// Products, weights (rounded by chance) and moments in bf16; sums of gradients, norms and losses in f32.
+const MIXED: [&str; 3] = [NARROW_COMPUTE, "precision.masters=false", "optimizer.state=bf16"];
 const RECOMPUTE: &str = "memory.recompute=all";
 const NARROW_STATE: &str = "optimizer.state=8bit";
 const RELEASED: &str = "optimizer.release_gradients=true";
@@ -94,20 +97,29 @@ fn modes(batch: u64) -> Vec<Mode> {
     let pieces = format!("train.accumulate={}", most_pieces(batch));
     let mode =
         |name, settings: &[&str]| Mode { name, settings: owned(settings), is_budgeted: false };
-    let last = &["memory.recompute=planned", MIXED, NARROW_STATE];
+    // What comes later goes before: 8 bits in place of bf16.
+    let everything = with(&MIXED, &[NARROW_STATE]);
     vec![
         mode(BASELINE, &[]),
-        mode("mixed precision", &[MIXED]),
-        mode("mixed, accumulation", &[MIXED, &pieces]),
-        Mode { is_budgeted: true, ..mode("everything under a budget", last) },
-        mode("everything, accumulated", &[RECOMPUTE, MIXED, NARROW_STATE, &pieces]),
+        mode("mixed precision", &MIXED),
+        mode("mixed, accumulation", &with(&MIXED, &[&pieces])),
+        Mode {
+            is_budgeted: true,
+            ..mode("everything under a budget", &with(&everything, &["memory.recompute=planned"]))
+        },
+        mode("everything, accumulated", &with(&everything, &[RECOMPUTE, &pieces])),
         // Of several micro-batches sums are kept: released gradients need one.
-        mode("everything, released", &[RECOMPUTE, MIXED, NARROW_STATE, RELEASED]),
+        mode("everything, released", &with(&everything, &[RECOMPUTE, RELEASED])),
+        mode("alone: products in bf16", &[NARROW_COMPUTE]),
         mode("alone: accumulation", &[&pieces]),
         mode("alone: recomputation", &[RECOMPUTE]),
         mode("alone: 8-bit state", &[NARROW_STATE]),
         mode("alone: released gradients", &[RELEASED]),
     ]
+}
+
+fn with<'a>(settings: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [settings, more].concat()
 }
 
 /// The most equal pieces of a batch, of [`PIECES`] at most.
@@ -349,7 +361,7 @@ mod tests {
 
     #[test]
     fn pieces_are_equal() {
-        assert_eq!([8, 4, 6, 1, 7].map(most_pieces), [4, 4, 3, 1, 1]);
+        assert_eq!([8, 4, 12, 1, 11].map(most_pieces), [8, 4, 6, 1, 1]);
     }
 
     #[test]
@@ -366,8 +378,9 @@ mod tests {
         let of =
             |name: &str| of_digits(modes.iter().find(|mode| mode.name == name).expect("a mode"));
         assert_eq!(of(BASELINE), [""; 0]);
-        assert_eq!(of("mixed, accumulation"), [MIXED, "train.accumulate=4"]);
-        let everything = [MIXED, NARROW_STATE, RECOMPUTE, "train.accumulate=4"];
+        let pieces = "train.accumulate=8";
+        assert_eq!(of("mixed, accumulation"), [&MIXED[..], &[pieces]].concat());
+        let everything = [&MIXED[..], &[NARROW_STATE, RECOMPUTE, pieces]].concat();
         assert_eq!(of("everything under a budget"), everything);
     }
 
