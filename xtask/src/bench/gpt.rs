@@ -2,6 +2,7 @@
 
 use super::{
     Common,
+    start::Bounds,
     versus::{self, Mode, Plan, Work},
 };
 use anyhow::Result;
@@ -88,7 +89,7 @@ impl Sizes {
             candle: Some("candle_gpt"),
             // Before it has learnt anything the loss is near the logarithm of the vocabulary: other
             // weights are off by 6e-4.
-            bound_bf16: 1e-4,
+            bounds: Bounds { f32: 1e-5, bf16: 1e-4 },
         }
     }
 }

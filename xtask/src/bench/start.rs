@@ -9,15 +9,19 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
-/// How far a first loss in f32 may be from PyTorch's in f32, as a share of it.
-pub(super) const BOUND_F32: f64 = 1e-5;
+/// How far rounding takes a first loss from PyTorch's in f32, as a share of it.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) f32: f64,
+    pub(super) bf16: f64,
+}
+
 /// What every mode begins with; the files go with this.
 pub(super) struct Start {
     folder: PathBuf,
     /// The work, and where these files are.
     work: Value,
-    /// How far a first loss in bf16 may be from that.
-    bound_bf16: f64,
+    bounds: Bounds,
     /// PyTorch's losses of the batch, by samples of a micro-batch.
     losses: BTreeMap<u64, f64>,
 }
@@ -26,13 +30,13 @@ impl Start {
     /// Writes weights and a batch of `work`.
     /// # Errors
     /// If they cannot be made or written.
-    pub(super) fn make(work: &Value, bound_bf16: f64) -> Result<Self> {
+    pub(super) fn make(work: &Value, bounds: Bounds) -> Result<Self> {
         let folder =
             std::env::temp_dir().join(format!("tallow-bench-start-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let mut work = work.clone();
         work["start"] = json!(folder);
-        let start = Self { folder, work, bound_bf16, losses: BTreeMap::new() };
+        let start = Self { folder, work, bounds, losses: BTreeMap::new() };
         let mut command = Command::new(built("start")?);
         output_of(command.arg(start.work.to_string()).arg(&start.folder))?;
         Ok(start)
@@ -62,7 +66,7 @@ impl Start {
                 loss
             }
         };
-        off(report, wanted, self.bound_bf16)
+        off(report, wanted, self.bounds)
     }
 }
 
@@ -73,9 +77,9 @@ impl Drop for Start {
     }
 }
 
-fn off(report: &Value, wanted: f64, bound_bf16: f64) -> Result<f64> {
+fn off(report: &Value, wanted: f64, bounds: Bounds) -> Result<f64> {
     let found = report["first_loss"].as_f64().context("no first loss was reported")?;
-    let bound = if report["precision"] == "f32" { BOUND_F32 } else { bound_bf16 };
+    let bound = if report["precision"] == "f32" { bounds.f32 } else { bounds.bf16 };
     let off = (found - wanted).abs() / wanted.abs();
     ensure!(
         off <= bound,
@@ -91,15 +95,16 @@ mod tests {
 
     #[test]
     fn a_loss_is_near_or_it_is_other_work() {
+        let bounds = Bounds { f32: 1e-5, bf16: 0.01 };
         let report =
             |precision: &str, loss: f64| json!({"precision": precision, "first_loss": loss});
-        let near = off(&report("f32", 7.000_035), 7.0, 0.01).expect("near");
+        let near = off(&report("f32", 7.000_035), 7.0, bounds).expect("near");
         assert!((near - 5e-6).abs() < 1e-9, "{near}");
-        assert!(off(&report("bf16", 7.06), 7.0, 0.01).is_ok());
+        assert!(off(&report("bf16", 7.06), 7.0, bounds).is_ok());
         for other in
             [report("f32", 7.0001), report("bf16", 7.08), report("f32", f64::NAN), json!({})]
         {
-            assert!(off(&other, 7.0, 0.01).is_err(), "{other}");
+            assert!(off(&other, 7.0, bounds).is_err(), "{other}");
         }
     }
 }

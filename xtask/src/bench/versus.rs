@@ -4,7 +4,7 @@ use super::{
     Common, Lines,
     binary::{Binary, built, output_of},
     owned,
-    start::{self, Start},
+    start::{Bounds, Start},
     stats::{cell, largest, median, mib},
     torch::Torch,
 };
@@ -49,8 +49,8 @@ pub(super) struct Work {
     pub(super) torch: Value,
     /// The binary of `benches` that takes the same argument, where plain candle can do the work.
     pub(super) candle: Option<&'static str>,
-    /// How far rounding to bf16 takes the first loss, as a share of it.
-    pub(super) bound_bf16: f64,
+    /// Of the first loss.
+    pub(super) bounds: Bounds,
 }
 
 /// The settings of `steps` updates on `batch` made-up samples each.
@@ -89,7 +89,7 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
     ensure!(plan.rounds > 0, "--rounds is 0, a median needs 1 at least");
     let (binary, mut lines) = plan.common.open()?;
     let torch = Torch::of(plan.python);
-    let mut start = Start::make(&work.torch, work.bound_bf16)?;
+    let mut start = Start::make(&work.torch, work.bounds)?;
     let mut peers = if torch.is_ok() { Vec::from(PEERS) } else { Vec::new() };
     peers.extend(work.candle.map(Candle));
     let mut entries: Vec<Entry> =
@@ -106,8 +106,7 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
         Ok(_) => println!(
             "\nRatios are to {BASELINE} of this run; PyTorch's bytes are not counted. All begin with the \
              same weights and batch: beyond {} of PyTorch's f32 loss in f32, {} in bf16, a row fails.",
-            start::BOUND_F32,
-            work.bound_bf16,
+            work.bounds.f32, work.bounds.bf16,
         ),
         Err(why) => println!("\nPyTorch was not measured: {why}."),
     }
