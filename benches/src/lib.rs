@@ -16,4 +16,6 @@ pub mod inputs;
 pub mod limits;
 pub mod ours;
 pub mod product;
+#[cfg(feature = "train")]
+pub mod whole;
 pub mod work;

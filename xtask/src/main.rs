@@ -32,7 +32,8 @@ enum Verb {
     /// Type-check the workspace with its feature `cuda`; needs no GPU, and fetches a toolkit where
     /// there is none.
     CudaCheck(cuda::CudaCheck),
-    /// On a machine with a GPU: build, check the operations against the CPU, measure.
+    /// On a machine with a GPU: build, check the operations against the CPU, measure; on one without: build
+    /// what is carried there.
     CudaBench(cuda::CudaBench),
     /// Measure; each mode in its own process.
     #[command(subcommand)]
@@ -57,7 +58,7 @@ fn run(command: &Verb) -> Result<bool> {
         Verb::Layers => tidy::layers(&Metadata::load()?),
         Verb::Alone => check::alone(&Metadata::load()?),
         Verb::CudaCheck(options) => cuda::check(&Metadata::load()?, options),
-        Verb::CudaBench(options) => cuda::bench(&Metadata::load()?, options),
+        Verb::CudaBench(options) => cuda::bench(options),
         Verb::Bench(bench) => bench::run(bench),
     }
 }

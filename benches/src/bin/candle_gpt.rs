@@ -1,16 +1,15 @@
 //! Training steps of a GPT-2 in plain candle, as `cargo xtask bench gpt` compares with.
 //!
-//! The one argument is a JSON object as `xtask/python/torch_step.py` takes it. Layers are those of
-//! candle whose backward exists: the fused norms and softmax have none. Prints one JSON object. One
-//! step is made before the clock starts.
+//! The one argument is a JSON object as `xtask/python/torch_step.py` takes it; weights and batch are read
+//! from its folder `start`. Layers are those of candle whose backward exists: the fused norms and softmax
+//! have none. Prints one JSON object. One step is made before the clock starts.
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor, safetensors};
 use candle_nn::{
-    AdamW, Embedding, Linear, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, init::Init, ops,
+    AdamW, Embedding, Linear, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, init::ZERO, ops,
 };
 use serde_json::{Value, json};
-use std::time::Instant;
-use tallow_bench::inputs::integers;
+use std::{path::Path, time::Instant};
 use tallow_memory::{CountingAllocator, resident_peak_bytes};
 
 /// As the binary `tallow` has it.
@@ -19,7 +18,6 @@ static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> =
     CountingAllocator::new(mimalloc::MiMalloc);
 
 const EPS: f32 = 1e-5;
-const NORMAL: Init = Init::Randn { mean: 0.0, stdev: 0.02 };
 
 /// Sizes of the network.
 #[derive(Clone, Copy)]
@@ -36,8 +34,8 @@ struct Norm(Tensor, Tensor);
 
 impl Norm {
     fn new(dim: usize, vb: VarBuilder) -> Result<Self> {
-        let weight = vb.get_with_hints(dim, "weight", Init::Const(1.0))?;
-        Ok(Self(weight, vb.get_with_hints(dim, "bias", Init::Const(0.0))?))
+        let weight = vb.get_with_hints(dim, "weight", ZERO)?;
+        Ok(Self(weight, vb.get_with_hints(dim, "bias", ZERO)?))
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -46,8 +44,8 @@ impl Norm {
 }
 
 fn linear(n_in: usize, n_out: usize, vb: VarBuilder) -> Result<Linear> {
-    let weight = vb.get_with_hints((n_out, n_in), "weight", NORMAL)?;
-    Ok(Linear::new(weight, Some(vb.get_with_hints(n_out, "bias", Init::Const(0.0))?)))
+    let weight = vb.get_with_hints((n_out, n_in), "weight", ZERO)?;
+    Ok(Linear::new(weight, Some(vb.get_with_hints(n_out, "bias", ZERO)?)))
 }
 
 /// Attention, then a feed-forward network.
@@ -62,12 +60,12 @@ impl Block {
     fn new(dim: usize, heads: usize, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             heads,
-            norms: [Norm::new(dim, vb.pp("norm1"))?, Norm::new(dim, vb.pp("norm2"))?],
+            norms: [Norm::new(dim, vb.pp("ln_1"))?, Norm::new(dim, vb.pp("ln_2"))?],
             linears: [
-                linear(dim, 3 * dim, vb.pp("qkv"))?,
-                linear(dim, dim, vb.pp("out"))?,
-                linear(dim, 4 * dim, vb.pp("up"))?,
-                linear(4 * dim, dim, vb.pp("down"))?,
+                linear(dim, 3 * dim, vb.pp("attn.c_attn"))?,
+                linear(dim, dim, vb.pp("attn.c_proj"))?,
+                linear(dim, 4 * dim, vb.pp("mlp.c_fc"))?,
+                linear(4 * dim, dim, vb.pp("mlp.c_proj"))?,
             ],
         })
     }
@@ -99,12 +97,12 @@ struct Gpt {
 impl Gpt {
     fn new(sizes: Sizes, vb: VarBuilder) -> Result<Self> {
         let Sizes { vocab, dim, layers, heads, context } = sizes;
-        let block = |i: usize| Block::new(dim, heads, vb.pp(format!("h{i}")));
+        let block = |i: usize| Block::new(dim, heads, vb.pp(format!("h.{i}")));
         Ok(Self {
-            token: vb.get_with_hints((vocab, dim), "token", NORMAL)?,
-            position: vb.get_with_hints((context, dim), "position", NORMAL)?,
+            token: vb.get_with_hints((vocab, dim), "wte.weight", ZERO)?,
+            position: vb.get_with_hints((context, dim), "wpe.weight", ZERO)?,
             blocks: (0..layers).map(block).collect::<Result<_>>()?,
-            norm: Norm::new(dim, vb.pp("norm"))?,
+            norm: Norm::new(dim, vb.pp("ln_f"))?,
         })
     }
 
@@ -121,6 +119,17 @@ impl Gpt {
     }
 }
 
+/// Gives every parameter its value in `path`, whose linear weights lie `[in, out]`.
+fn load(vars: &mut VarMap, path: &Path) -> Result<()> {
+    let values = safetensors::load(path, &Device::Cpu)?;
+    let turned = values.into_iter().map(|(name, value)| {
+        let is_linear = name.contains(".c_") && name.ends_with(".weight");
+        let value = if is_linear { value.t()?.contiguous()? } else { value };
+        Ok((name, value))
+    });
+    vars.set(turned.collect::<Result<Vec<_>>>()?.into_iter())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let work: Value =
         serde_json::from_str(&std::env::args().nth(1).ok_or("no workload was given")?)?;
@@ -132,12 +141,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         heads: size("heads")?,
         context: size("context")?,
     };
-    let (batch, tokens, steps) = (size("batch")?, size("size")?, size("steps")?);
-    let vars = VarMap::new();
+    let steps = size("steps")?;
+    let folder = Path::new(work["start"].as_str().ok_or("no `start`")?);
+    let mut vars = VarMap::new();
     let model = Gpt::new(sizes, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
-    let ids = integers(batch * (tokens + 1), sizes.vocab as u32, 1);
-    let ids = Tensor::from_vec(ids, (batch, tokens + 1), &Device::Cpu)?;
-    let (x, y) = (ids.narrow(1, 0, tokens)?.contiguous()?, ids.narrow(1, 1, tokens)?.contiguous()?);
+    load(&mut vars, &folder.join("weights.safetensors"))?;
+    let samples = safetensors::load(folder.join("batch.safetensors"), &Device::Cpu)?;
+    let (x, y) = (&samples["inputs"], &samples["targets"]);
+    let (batch, tokens) = x.dims2()?;
     let hidden = |i| if i % tokens > i / tokens { f32::NEG_INFINITY } else { 0.0 };
     let mask: Vec<f32> = (0..tokens * tokens).map(hidden).collect();
     let mask = Tensor::from_vec(mask, (tokens, tokens), &Device::Cpu)?;
@@ -146,14 +157,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let (mut secs, mut losses) = (Vec::new(), Vec::new());
     for _ in 0..=steps {
         let start = Instant::now();
-        let loss = model.loss(&x, &y, &mask)?;
+        let loss = model.loss(x, y, &mask)?;
         optimizer.backward_step(&loss)?;
         losses.push(loss.to_scalar::<f32>()?);
         secs.push(start.elapsed().as_secs_f64());
     }
     let params: usize = vars.all_vars().iter().map(|var| var.elem_count()).sum();
     let report = json!({
-        "name": "plain candle", "model": "gpt", "params": params, "batch": batch, "size": [tokens],
+        "name": "plain candle", "model": "gpt", "params": params, "batch": batch, "micro_batch": batch, "size": [tokens],
         "updates": steps, "precision": "f32",
         "secs_per_step": secs[1..].iter().sum::<f64>() / steps.max(1) as f64,
         "peak_bytes": ALLOCATOR.peak_bytes(), "rss_peak_bytes": resident_peak_bytes().ok(),

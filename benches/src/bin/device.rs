@@ -8,10 +8,13 @@
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::time::Instant;
-use tallow_bench::inputs::{integers, numbers};
+use tallow_bench::{
+    inputs::{integers, numbers},
+    whole::{Failure, model, number},
+};
 use tallow_data::Batch;
 use tallow_memory::CountingAllocator;
-use tallow_models::{Gpt2Config, ResNetConfig, Segments};
+use tallow_models::Segments;
 use tallow_train::{
     BatchSplit, Gradients, Params, Recipe, Trainer, accum, optim,
     precision::{LossScale, Masters, Policy},
@@ -22,8 +25,6 @@ use tallow_train::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> =
     CountingAllocator::new(mimalloc::MiMalloc);
-
-type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let work = std::env::args().nth(1).ok_or("no workload was given")?;
@@ -52,10 +53,6 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn number(work: &Value, key: &str) -> Result<usize, Failure> {
-    Ok(work[key].as_u64().ok_or(format!("no number `{key}`"))? as usize)
-}
-
 fn trainer(work: &Value, device: &Device) -> Result<Trainer<Box<dyn Segments>>, Failure> {
     let policy = match work["precision"].as_str() {
         Some("bf16") => Policy::bf16(),
@@ -64,21 +61,7 @@ fn trainer(work: &Value, device: &Device) -> Result<Trainer<Box<dyn Segments>>, 
     let params = Params::new(0);
     let masters = Masters::new(policy, params.clone())?;
     let vb = masters.builder(device);
-    let model: Box<dyn Segments> = match work["model"].as_str() {
-        Some("gpt") => Box::new(
-            Gpt2Config {
-                vocab: number(work, "vocab")?,
-                context: number(work, "context")?,
-                model_dim: number(work, "dim")?,
-                n_layers: number(work, "layers")?,
-                n_heads: number(work, "heads")?,
-                dropout: 0.0,
-                dropout_seed: 0,
-            }
-            .build(vb)?,
-        ),
-        _ => Box::new(ResNetConfig::resnet50(1000).build(vb)?),
-    };
+    let model = model(work, vb)?;
     let n_segments = model.names().len() + 1;
     let plan = match work["recompute"].as_bool() {
         // All but the head, which is the last.
@@ -103,6 +86,7 @@ fn trainer(work: &Value, device: &Device) -> Result<Trainer<Box<dyn Segments>>, 
         saved: Saved::AsIs,
         check: Check::Shape,
         label_smoothing: 0.0,
+        ema_decay: None,
     };
     Ok(Trainer::new(model, masters, params.buffers(), recipe)?)
 }

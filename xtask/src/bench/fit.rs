@@ -46,7 +46,12 @@ impl Law {
     /// As tables have it.
     pub(super) fn text(&self) -> String {
         let Self { start, slope, power, explained } = self;
-        format!("{start:.3} + {slope:.4} {} (R2 {explained:.3})", POWERS[*power].1)
+        // Of pixels squared there is little each.
+        let slope = match slope.abs() < 0.01 {
+            true => format!("{slope:.2e}"),
+            false => format!("{slope:.4}"),
+        };
+        format!("{start:.3} + {slope} {} (R2 {explained:.3})", POWERS[*power].1)
     }
 }
 
@@ -63,6 +68,13 @@ mod tests {
             assert_eq!(law.text(), format!("3.000 + 2.0000 {name} (R2 1.000)"));
             assert!((law.at(4.0) - points[2].1).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn small_slopes_keep_their_digits() {
+        let points = [100.0, 200.0, 400.0].map(|x: f64| (x, 1.0 + 3.25e-5 * x * x));
+        let law = Law::of(&points).expect("points enough");
+        assert_eq!(law.text(), "1.000 + 3.25e-5 x^2 (R2 1.000)");
     }
 
     #[test]

@@ -76,6 +76,7 @@ impl Shape {
     fn settings(&self, steps: u64) -> Vec<String> {
         let mut settings = vec![
             "model.name=llama".to_string(),
+            "model.tied=false".to_string(),
             format!("model.vocab={}", self.vocab),
             format!("model.model_dim={}", self.dim),
             format!("model.hidden_dim={}", self.hidden),

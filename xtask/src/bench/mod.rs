@@ -16,6 +16,7 @@ mod record;
 mod resnet50;
 mod scaling;
 mod seed;
+mod start;
 mod stats;
 mod sweep;
 mod torch;

@@ -40,8 +40,14 @@ const WORDS: [&str; 7] =
     ["model", "params", "size", "batch", "micro_batch", "precision", "optimizer"];
 /// What is measured; times are medians, the rest is the largest.
 const TIMES: [&str; 2] = ["secs_per_step", "accuracy"];
-const PEAKS: [&str; 5] =
-    ["peak_bytes", "rss_peak_bytes", "predicted_peak_bytes", "budget_bytes", "first_loss"];
+const PEAKS: [&str; 6] = [
+    "peak_bytes",
+    "rss_peak_bytes",
+    "predicted_peak_bytes",
+    "budget_bytes",
+    "first_loss",
+    "first_loss_off",
+];
 /// A kernel's, in its unit a second.
 const RATE: &str = "rate";
 /// Changes below this share are not pointed out.

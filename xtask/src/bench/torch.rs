@@ -47,6 +47,16 @@ impl Torch {
         Ok(report)
     }
 
+    /// The loss of the batch of `work` in f32, in pieces of `micro_batch` samples.
+    /// # Errors
+    /// What the script complained about, or that it said nothing.
+    pub(super) fn first_loss(&self, work: &Value, micro_batch: u64) -> Result<f64> {
+        let mut work = work.clone();
+        work["modes"] = json!(["fp32"]);
+        work["micro_batch"] = json!(micro_batch);
+        self.report(SCRIPT, &work)?["first_loss"].as_f64().context("torch gave no loss")
+    }
+
     /// An epoch of the files in `work`, as the script reports it.
     /// # Errors
     /// What it complained about.

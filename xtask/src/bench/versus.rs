@@ -4,6 +4,7 @@ use super::{
     Common, Lines,
     binary::{Binary, built, output_of},
     owned,
+    start::{Bounds, Start},
     stats::{cell, largest, median, mib},
     torch::Torch,
 };
@@ -38,7 +39,7 @@ const PEERS: [Mode; 5] = [
     Peer("PyTorch fp32, checkpoint", &["fp32", "ckpt"]),
 ];
 
-/// The same work for both.
+/// The same work for all.
 pub(super) struct Work {
     /// The name of the benchmark.
     pub(super) bench: &'static str,
@@ -48,6 +49,8 @@ pub(super) struct Work {
     pub(super) torch: Value,
     /// The binary of `benches` that takes the same argument, where plain candle can do the work.
     pub(super) candle: Option<&'static str>,
+    /// Of the first loss.
+    pub(super) bounds: Bounds,
 }
 
 /// The settings of `steps` updates on `batch` made-up samples each.
@@ -86,6 +89,7 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
     ensure!(plan.rounds > 0, "--rounds is 0, a median needs 1 at least");
     let (binary, mut lines) = plan.common.open()?;
     let torch = Torch::of(plan.python);
+    let mut start = Start::make(&work.torch, work.bounds)?;
     let mut peers = if torch.is_ok() { Vec::from(PEERS) } else { Vec::new() };
     peers.extend(work.candle.map(Candle));
     let mut entries: Vec<Entry> =
@@ -94,14 +98,16 @@ pub(super) fn run(work: &Work, plan: &Plan, modes: Vec<Mode>) -> Result<bool> {
     let torch_or_none = torch.as_ref().ok();
     for round in 0..plan.rounds {
         for entry in &mut entries {
-            entry.measure(work, &binary, torch_or_none, round, &mut lines)?;
+            entry.measure(work, &mut start, &binary, torch_or_none, round, &mut lines)?;
         }
     }
     println!("{}", table(&entries, torch.is_ok()));
     match torch {
-        Ok(_) => {
-            println!("\nRatios are to {BASELINE} of this run; PyTorch's bytes are not counted.")
-        }
+        Ok(_) => println!(
+            "\nRatios are to {BASELINE} of this run; PyTorch's bytes are not counted. All begin with the \
+             same weights and batch: beyond {} of PyTorch's f32 loss in f32, {} in bf16, a row fails.",
+            work.bounds.f32, work.bounds.bf16,
+        ),
         Err(why) => println!("\nPyTorch was not measured: {why}."),
     }
     Ok(entries.iter().all(|entry| entry.error.is_none()))
@@ -172,6 +178,7 @@ impl Entry {
     fn measure(
         &mut self,
         work: &Work,
+        start: &mut Start,
         binary: &Binary,
         torch: Option<&Torch>,
         round: usize,
@@ -184,14 +191,18 @@ impl Entry {
         eprintln!("round {}: {name}", round + 1);
         let result = match (&self.mode, torch) {
             (Tallow(_, settings, budget), _) => {
-                let settings = [&work.settings[..], settings].concat();
+                let settings = [&work.settings[..], &start.settings(), settings].concat();
                 binary.train(&settings, budget.as_deref())
             }
-            (Peer(_, modes), Some(torch)) => torch.train(&work.torch, modes),
-            (Candle(binary), _) => candle(binary, &work.torch),
+            (Peer(_, modes), Some(torch)) => torch.train(start.work(), modes),
+            (Candle(binary), _) => candle(binary, start.work()),
             (Peer(..), None) => return Ok(()),
         };
-        match result {
+        let checked = |mut report: Value| {
+            report["first_loss_off"] = json!(torch.map(|t| start.off(t, &report)).transpose()?);
+            Ok(report)
+        };
+        match result.and_then(checked) {
             Ok(mut report) => {
                 report["bench"] = json!(work.bench);
                 report["mode"] = json!(name);
@@ -223,7 +234,7 @@ impl Entry {
     fn row(&self, baseline_secs: Option<f64>, plain: &[f64]) -> String {
         let name = self.mode.name();
         if let Some(error) = &self.error {
-            return format!("| {name} | did not run: {error} | | | | | |");
+            return format!("| {name} | did not run: {error} | | | | | | |");
         }
         let secs = median(&self.all("secs_per_step"));
         let ratio = secs.zip(baseline_secs).map(|(secs, base)| secs / base);
@@ -232,12 +243,13 @@ impl Entry {
             bytes => mib(largest(bytes)),
         };
         format!(
-            "| {name} | {} | {} | {} | {} | {} | {} |",
+            "| {name} | {} | {} | {} | {} | {} | {} | {} |",
             cell(secs, 3),
             cell(ratio, 2),
             peak("peak_bytes"),
             peak("rss_peak_bytes"),
             cell(self.all("first_loss").first().copied(), 4),
+            cell(self.all("first_loss_off").first().map(|off| 100.0 * off), 4),
             cell(self.off(plain).map(|off| 100.0 * off), 3),
         )
     }
@@ -245,7 +257,7 @@ impl Entry {
 
 /// The work in plain candle.
 fn candle(binary: &str, work: &Value) -> Result<Value> {
-    let output = output_of(Command::new(built("tallow-bench", binary)?).arg(work.to_string()))?;
+    let output = output_of(Command::new(built(binary)?).arg(work.to_string()))?;
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -257,9 +269,9 @@ fn table(entries: &[Entry], has_torch: bool) -> String {
     let head = [
         format!(
             "| mode | s/step | {ratio} | counted peak MiB | resident peak MiB | loss of step 1 | \
-             losses off tallow's f32 by at most, % |"
+             off PyTorch's, % | losses off tallow's f32 by at most, % |"
         ),
-        "|---|---|---|---|---|---|---|".to_string(),
+        format!("|{}", "---|".repeat(8)),
     ];
     // tallow's rows first.
     let is_tallow = |entry: &&Entry| matches!(entry.mode, Tallow(..));
@@ -312,8 +324,8 @@ mod tests {
         assert_eq!(
             rows,
             [
-                "| f32 | 2.000 | 0.50 | - | - | 2.5000 | - |",
-                "| PyTorch fp32 | 4.000 | 1.00 | - | - | 2.5000 | - |"
+                "| f32 | 2.000 | 0.50 | - | - | 2.5000 | - | - |",
+                "| PyTorch fp32 | 4.000 | 1.00 | - | - | 2.5000 | - | - |"
             ]
         );
     }
@@ -325,7 +337,7 @@ mod tests {
         let entries = [entry(tallow("f32"), &[2.0]), failed];
         let table = table(&entries, false);
         assert!(table.contains("| ratio (no PyTorch) |"), "{table}");
-        assert!(table.contains("| f32 | 2.000 | - | - | - | 2.5000 | - |"), "{table}");
+        assert!(table.contains("| f32 | 2.000 | - | - | - | 2.5000 | - | - |"), "{table}");
         assert!(table.contains("| bf16 | did not run: no |"), "{table}");
     }
 
@@ -342,6 +354,6 @@ mod tests {
     fn peaks_are_the_largest() {
         let mut entry = entry(tallow("f32"), &[]);
         entry.reports = [1u64 << 20, 3 << 20, 2 << 20].map(|b| json!({"peak_bytes": b})).to_vec();
-        assert_eq!(entry.row(None, &[]), "| f32 | - | - | 3.0 | - | - | - |");
+        assert_eq!(entry.row(None, &[]), "| f32 | - | - | 3.0 | - | - | - | - |");
     }
 }

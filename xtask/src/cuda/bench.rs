@@ -1,7 +1,6 @@
 //! `cargo xtask cuda-bench`: operations checked, and training steps measured, on a GPU.
 
-use super::{cargo, toolkit::Toolkit};
-use crate::metadata::Metadata;
+use super::build::Built;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{path::PathBuf, process::Command};
@@ -15,33 +14,43 @@ pub(crate) struct CudaBench {
     /// Also write one JSON object a row to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Only build, which needs no GPU, and put what is run, and this program, into this folder: for a
+    /// machine that has a GPU and no compiler.
+    #[arg(long, value_name = "DIR", conflicts_with = "carried")]
+    build_only: Option<PathBuf>,
+    /// Build nothing: run what --build-only put into this folder. The loader must find the toolkit's
+    /// libraries (those that PyTorch brings along will do).
+    #[arg(long, value_name = "DIR")]
+    carried: Option<PathBuf>,
 }
 
 /// Builds with the feature `cuda`, checks the operations against the CPU, and measures a GPT and a
 /// ResNet-50; false if a check or a row failed.
 /// # Errors
 /// If there is no GPU, or what is there cannot be built for.
-pub(crate) fn bench(metadata: &Metadata, options: &CudaBench) -> Result<bool> {
-    let gpu = gpu()?;
-    println!("{gpu}");
-    let toolkit = Toolkit::get(&metadata.workspace_root.join("target"), "python3")?;
-    let build = |args: &str| -> Result<bool> {
-        println!("cargo {args}");
-        let status = cargo(metadata, &toolkit)?.args(args.split(' ')).status();
-        Ok(status.context("starting cargo")?.success())
+pub(crate) fn bench(options: &CudaBench) -> Result<bool> {
+    if let Some(folder) = &options.build_only {
+        Built::here()?.carry(folder)?;
+        println!("there, run in a copy of {}: ./xtask cuda-bench --carried .", folder.display());
+        return Ok(true);
+    }
+    println!("{}", gpu()?);
+    let built = match &options.carried {
+        Some(folder) => Built::carried(folder)?,
+        None => Built::here()?,
     };
-    let checked = build("test --release --locked -p tallow-tensor --features cuda --test device")?;
-    let device = "build --release --locked -p tallow-bench --features cuda --bin device";
-    ensure!(build(device)?, "cargo {device} did not pass");
-    let binary = metadata.workspace_root.join("target/cuda/release/device");
+    let env = || built.env.iter().map(|(name, value)| (name, value));
+    let checked = Command::new(&built.tests).envs(env()).status();
+    let checked = checked.with_context(|| built.tests.display().to_string())?.success();
     let mut rows = Vec::new();
     println!(
         "| model | precision | recompute | s/step | peak MiB, the driver's | loss of step 1 |"
     );
     println!("|---|---|---|---|---|---|");
     for work in works(options.steps) {
-        let mut command = Command::new(&binary);
-        let output = command.arg(work.to_string()).envs(toolkit.env()?).output()?;
+        let mut command = Command::new(&built.steps);
+        let output = command.arg(work.to_string()).envs(env()).output();
+        let output = output.with_context(|| built.steps.display().to_string())?;
         let row: Option<Value> = serde_json::from_slice(&output.stdout).ok();
         let what = format!(
             "| {} | {} | {}",

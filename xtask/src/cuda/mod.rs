@@ -1,6 +1,7 @@
 //! `cargo xtask cuda-check` and `cargo xtask cuda-bench`: the workspace with its feature `cuda`.
 
 mod bench;
+mod build;
 mod toolkit;
 
 use crate::metadata::Metadata;
@@ -23,7 +24,7 @@ pub(crate) struct CudaCheck {
 pub(crate) fn check(metadata: &Metadata, options: &CudaCheck) -> Result<bool> {
     let toolkit = Toolkit::get(&metadata.workspace_root.join("target"), &options.python)?;
     println!("toolkit: {}", toolkit.root.display());
-    let args = "check --locked --workspace --features cuda";
+    let args = "check --locked --workspace --features cuda --lib --bins --test device";
     println!("cargo {args}");
     let mut cargo = cargo(metadata, &toolkit)?;
     let status = cargo.args(args.split(' ')).status().context("starting cargo")?;

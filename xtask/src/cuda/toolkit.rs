@@ -24,8 +24,9 @@ const HOMES: [&str; 4] = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_R
 
 pub(super) struct Toolkit {
     pub(super) root: PathBuf,
-    /// Made of wheels: its version is known, and there may be no GPU to ask for its capability.
-    is_ours: bool,
+    /// Made of wheels: its version is known, there may be no GPU to ask for its capability, and its
+    /// driver's library is empty.
+    pub(super) is_ours: bool,
 }
 
 impl Toolkit {

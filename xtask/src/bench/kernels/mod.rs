@@ -62,7 +62,7 @@ pub(super) fn run(options: &Kernels) -> Result<bool> {
     ensure!(rounds > 0, "--rounds is 0, a row needs 1 at least");
     ensure!(secs >= 0.0, "--secs is {secs}, it must be 0 or more");
     let mut lines = Lines::open(options.json.as_deref())?;
-    let path = built("tallow-bench", "kernels")?;
+    let path = built("kernels")?;
     let quick = if options.quick { &["--quick"][..] } else { &[] };
     let cases = wanted(&output_of(Command::new(&path).arg("list").args(quick))?.stdout, options)?;
 

@@ -1,13 +1,15 @@
 //! `bench seed-table`: the reference table. ResNet-50 with each technique added to those before it, and
 //! each alone, beside plain f32; the digits judged in the same modes.
 
+mod table;
+
 use super::{
     Binary, Common, Lines, owned,
-    stats::{cell, mean, mib},
+    stats::mean,
     sweep::{SMALLEST, number_after},
     versus,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -71,41 +73,63 @@ struct Mode {
     is_budgeted: bool,
 }
 
+impl Mode {
+    /// Whether its batches are cut into micro-batches.
+    fn is_cut(&self) -> bool {
+        self.settings.iter().any(|setting| setting.starts_with(ACCUMULATE))
+    }
+}
+
 /// What all others are compared with.
 const BASELINE: &str = "baseline f32";
 /// The most micro-batches that a batch is cut into.
-const PIECES: u64 = 4;
+const PIECES: u64 = 8;
 /// Of the baseline's peak, what the row with a budget is given.
 const SHARE: f64 = 0.21;
 /// "Barely": above the least that the planner names.
 const BARELY: f64 = 1.02;
-/// Bytes that plain f32 takes for a pixel, at least: what is surely too much is not tried.
+/// Bytes that plain f32 takes for a pixel, at least: where that is much, it is foreseen before it is tried.
 const BYTES_PER_PIXEL: u64 = 2000;
+/// What is foreseen to take more of the free bytes than this is not tried.
+const MOST_OF_FREE: f64 = 0.9;
 
-const MIXED: &str = "precision.compute=bf16";
+/// Products in bf16, on weights in f32.
+const NARROW_COMPUTE: &str = "precision.compute=bf16";
+/// Products, weights (rounded by chance) and moments in bf16; sums of gradients, norms and losses in f32.
+const MIXED: [&str; 3] = [NARROW_COMPUTE, "precision.masters=false", "optimizer.state=bf16"];
+const ACCUMULATE: &str = "train.accumulate=";
 const RECOMPUTE: &str = "memory.recompute=all";
 const NARROW_STATE: &str = "optimizer.state=8bit";
 const RELEASED: &str = "optimizer.release_gradients=true";
 
 /// The rows for batches of `batch`.
 fn modes(batch: u64) -> Vec<Mode> {
-    let pieces = format!("train.accumulate={}", most_pieces(batch));
+    let pieces = format!("{ACCUMULATE}{}", most_pieces(batch));
     let mode =
         |name, settings: &[&str]| Mode { name, settings: owned(settings), is_budgeted: false };
-    let last = &["memory.recompute=planned", MIXED, NARROW_STATE];
+    // What comes later goes before: 8 bits in place of bf16.
+    let everything = with(&MIXED, &[NARROW_STATE]);
     vec![
         mode(BASELINE, &[]),
-        mode("mixed precision", &[MIXED]),
-        mode("mixed, accumulation", &[MIXED, &pieces]),
-        Mode { is_budgeted: true, ..mode("everything under a budget", last) },
-        mode("everything, accumulated", &[RECOMPUTE, MIXED, NARROW_STATE, &pieces]),
+        mode("mixed precision", &MIXED),
+        mode("mixed, accumulation", &with(&MIXED, &[&pieces])),
+        Mode {
+            is_budgeted: true,
+            ..mode("everything under a budget", &with(&everything, &["memory.recompute=planned"]))
+        },
+        mode("everything, accumulated", &with(&everything, &[RECOMPUTE, &pieces])),
         // Of several micro-batches sums are kept: released gradients need one.
-        mode("everything, released", &[RECOMPUTE, MIXED, NARROW_STATE, RELEASED]),
+        mode("everything, released", &with(&everything, &[RECOMPUTE, RELEASED])),
+        mode("alone: products in bf16", &[NARROW_COMPUTE]),
         mode("alone: accumulation", &[&pieces]),
         mode("alone: recomputation", &[RECOMPUTE]),
         mode("alone: 8-bit state", &[NARROW_STATE]),
         mode("alone: released gradients", &[RELEASED]),
     ]
+}
+
+fn with<'a>(settings: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [settings, more].concat()
 }
 
 /// The most equal pieces of a batch, of [`PIECES`] at most.
@@ -123,6 +147,12 @@ struct Outcome {
     error: Option<String>,
 }
 
+impl Outcome {
+    fn failed(error: &anyhow::Error) -> Self {
+        Self { error: Some(format!("{error:#}")), ..Self::default() }
+    }
+}
+
 /// Measures and prints; false if a row failed to run.
 pub(super) fn run(options: &SeedTable) -> Result<bool> {
     let quick = options.common.quick;
@@ -132,8 +162,10 @@ pub(super) fn run(options: &SeedTable) -> Result<bool> {
     ensure!(batch > 0, "--batch is 0, it must be 1 at least");
     let (binary, mut lines) = options.common.open()?;
     let steps = if quick { 1 } else { options.steps };
-    let size = format!("data.image_size=[{},{}]", image[0], image[1]);
-    let work = [owned(&["model.name=resnet50", &size]), versus::synthetic(batch, steps)].concat();
+    let work = |batch: u64| {
+        let size = format!("data.image_size=[{},{}]", image[0], image[1]);
+        [owned(&["model.name=resnet50", &size]), versus::synthetic(batch, steps)].concat()
+    };
     let is_wanted = |mode: &Mode| {
         let only = &options.only;
         mode.name == BASELINE
@@ -161,7 +193,7 @@ pub(super) fn run(options: &SeedTable) -> Result<bool> {
         outcomes.push(outcome);
     }
     println!("ResNet-50, {} x {} pixels, batch {batch}\n", image[0], image[1]);
-    println!("{}", table(&modes, &outcomes, batch));
+    println!("{}", table::table(&modes, &outcomes, batch));
     Ok(outcomes.iter().all(|outcome| outcome.error.is_none()))
 }
 
@@ -169,40 +201,69 @@ fn write(lines: &mut Lines, outcome: &Outcome) -> Result<()> {
     outcome.report.as_ref().map_or(Ok(()), |report| lines.write(report))
 }
 
-/// The work in one mode, in a process of its own, or its plan where the machine is too small.
+/// The work in one mode, in a process of its own, or what is foreseen of it where the machine is too
+/// small.
 fn trained(
     mode: &Mode,
-    work: &[String],
+    work: &dyn Fn(u64) -> Vec<String>,
     baseline: Option<&Value>,
     (image, batch): ([u64; 2], u64),
     options: &SeedTable,
     binary: &Binary,
 ) -> Outcome {
-    let settings = [work, &mode.settings[..]].concat();
+    let settings = |batch| [&work(batch), &mode.settings[..]].concat();
+    let free = free_bytes().unwrap_or(u64::MAX);
+    let micro_batch = if mode.is_cut() { batch / most_pieces(batch) } else { batch };
+    if !mode.is_budgeted && image[0] * image[1] * micro_batch * BYTES_PER_PIXEL > free / 2 {
+        match foreseen(mode, batch, |batch| binary.plan(&settings(batch), None)) {
+            Ok(plan)
+                if plan["predicted_peak_bytes"].as_f64() < Some(free as f64 * MOST_OF_FREE) => {}
+            Ok(plan) => {
+                return Outcome { report: Some(plan), is_predicted: true, ..Outcome::default() };
+            }
+            Err(error) => return Outcome::failed(&error),
+        }
+    }
     let given = options.budget.clone().or_else(|| {
         let peak = ["peak_bytes", "predicted_peak_bytes"];
         let peak = peak.iter().find_map(|key| baseline?[*key].as_f64())?;
         Some(((peak * SHARE) as u64).to_string())
     });
     let budget = if mode.is_budgeted { given } else { None };
-    let least = image[0] * image[1] * batch * BYTES_PER_PIXEL;
-    let is_predicted = mode.name == BASELINE && free_bytes().is_some_and(|free| least > free);
-    let result = match (mode.is_budgeted, is_predicted) {
-        (true, _) if budget.is_none() => Err(anyhow::anyhow!("the baseline gave no budget")),
-        (_, true) => binary.plan(&settings, None),
-        _ => binary.train(&settings, budget.as_deref()),
-    };
+    if mode.is_budgeted && budget.is_none() {
+        return Outcome::failed(&anyhow::anyhow!("the baseline gave no budget"));
+    }
+    let result = binary.train(&settings(batch), budget.as_deref());
     let result = result.or_else(|error| match number_after(&format!("{error:#}"), SMALLEST) {
         // A budget that was asked for is not widened.
         Some(least) if options.budget.is_none() => {
-            binary.train(&settings, Some(&((least as f64 * BARELY) as u64).to_string()))
+            let budget = ((least as f64 * BARELY) as u64).to_string();
+            binary.train(&settings(batch), Some(&budget))
         }
         _ => Err(error),
     });
     match result {
-        Ok(report) => Outcome { report: Some(report), is_predicted, ..Outcome::default() },
-        Err(error) => Outcome { error: Some(format!("{error:#}")), ..Outcome::default() },
+        Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
+        Err(error) => Outcome::failed(&error),
     }
+}
+
+/// The plan of a batch. Planning runs whole micro-batches: of one that is not cut, the peak is on the line
+/// through those of one sample and of two.
+fn foreseen(mode: &Mode, batch: u64, plan: impl Fn(u64) -> Result<Value>) -> Result<Value> {
+    let is_on_line = batch > 2 && !mode.is_cut();
+    let mut of_batch = plan(if is_on_line { 2 } else { batch })?;
+    if is_on_line {
+        let peak = |plan: &Value| plan["predicted_peak_bytes"].as_u64().context("no peak foreseen");
+        let (first, second) = (peak(&plan(1)?)?, peak(&of_batch)?);
+        of_batch["predicted_peak_bytes"] =
+            json!(first + (batch - 1) * second.saturating_sub(first));
+        of_batch["batch"] = json!(batch);
+        of_batch["micro_batch"] = json!(batch);
+    }
+    let secs = of_batch["predicted_secs_per_sample"].as_f64();
+    of_batch["secs_per_step"] = json!(secs.map(|secs| secs * batch as f64));
+    Ok(of_batch)
 }
 
 /// Bytes that the system has left.
@@ -240,69 +301,17 @@ fn judge(mode: &Mode, options: &SeedTable, binary: &Binary, outcome: &mut Outcom
 
 /// A mode's settings for another work: one with a budget recomputes all, and cuts its batches.
 fn of_digits(mode: &Mode) -> Vec<String> {
-    let is_ours = |setting: &&String| {
-        !setting.starts_with("train.accumulate") && !setting.contains("=planned")
-    };
+    let is_ours =
+        |setting: &&String| !setting.starts_with(ACCUMULATE) && !setting.contains("=planned");
     let mut settings: Vec<String> = mode.settings.iter().filter(is_ours).cloned().collect();
     let cuts = mode.is_budgeted || mode.settings.len() != settings.len();
     if mode.is_budgeted {
         settings.push(RECOMPUTE.to_string());
     }
     if cuts {
-        settings.push(format!("train.accumulate={PIECES}"));
+        settings.push(format!("{ACCUMULATE}{PIECES}"));
     }
     settings
-}
-
-fn table(modes: &[Mode], outcomes: &[Outcome], batch: u64) -> String {
-    let mut lines = vec![
-        "| mode | counted peak MiB | resident peak MiB | peak / baseline | s/sample | speed / baseline | \
-         accuracy, digits | lost, points | accuracy, images | lost, points |"
-            .to_string(),
-        format!("|{}", "---|".repeat(10)),
-    ];
-    let baseline = outcomes.first();
-    lines.extend(
-        modes.iter().zip(outcomes).map(|(mode, outcome)| row(mode, outcome, baseline, batch)),
-    );
-    lines.join("\n")
-}
-
-fn row(mode: &Mode, outcome: &Outcome, baseline: Option<&Outcome>, batch: u64) -> String {
-    if let (Some(error), None) = (&outcome.error, &outcome.report) {
-        return format!("| {} | did not run: {error} |{}", mode.name, " |".repeat(8));
-    }
-    let number = |outcome: &Outcome, key: &str| outcome.report.as_ref()?[key].as_f64();
-    let peak = |outcome: &Outcome| match outcome.is_predicted {
-        true => number(outcome, "predicted_peak_bytes"),
-        false => number(outcome, "peak_bytes"),
-    };
-    let ratio = |ours: Option<f64>, base: Option<f64>| Some(ours? / base?);
-    let base = |f: &dyn Fn(&Outcome) -> Option<f64>| baseline.and_then(f);
-    let secs = |outcome: &Outcome| Some(number(outcome, "secs_per_step")? / batch as f64);
-    let bytes = |bytes: Option<f64>| bytes.map_or("-".to_string(), mib);
-    let budget = number(outcome, "budget_bytes");
-    let note = match (&outcome.error, outcome.is_predicted, budget) {
-        (Some(error), ..) => format!(" ({error})"),
-        (None, true, _) => " (predicted)".to_string(),
-        (None, false, Some(budget)) => format!(", {} MiB", mib(budget)),
-        (None, false, None) => String::new(),
-    };
-    let accuracy = |i: usize| {
-        let lost = base(&|b| b.accuracy[i]).zip(outcome.accuracy[i]).map(|(b, a)| 100.0 * (b - a));
-        format!("{} | {}", cell(outcome.accuracy[i].map(|a| 100.0 * a), 2), cell(lost, 2))
-    };
-    format!(
-        "| {}{note} | {} | {} | {} | {} | {} | {} | {} |",
-        mode.name,
-        bytes(peak(outcome)),
-        bytes(number(outcome, "rss_peak_bytes")),
-        cell(ratio(peak(outcome), base(&peak)), 3),
-        cell(secs(outcome), 3),
-        cell(ratio(base(&secs), secs(outcome)), 2),
-        accuracy(0),
-        accuracy(1),
-    )
 }
 
 #[cfg(test)]
@@ -311,7 +320,22 @@ mod tests {
 
     #[test]
     fn pieces_are_equal() {
-        assert_eq!([8, 4, 6, 1, 7].map(most_pieces), [4, 4, 3, 1, 1]);
+        assert_eq!([8, 4, 12, 1, 11].map(most_pieces), [8, 4, 6, 1, 1]);
+    }
+
+    #[test]
+    fn large_batches_are_on_the_line_unless_they_are_cut() {
+        let modes = modes(8);
+        let plan = |n: u64| Ok(json!({"predicted_peak_bytes": 100 + 30 * n, "batch": n}));
+        let peak = |n| {
+            let plan = foreseen(&modes[0], n, plan).expect("there is a plan");
+            plan["predicted_peak_bytes"].as_u64()
+        };
+        assert_eq!([1, 2, 4, 8].map(peak), [Some(130), Some(160), Some(220), Some(340)]);
+        assert!(foreseen(&modes[0], 4, |_| Ok(json!({}))).is_err());
+        // A plan of few samples says nothing of micro-batches.
+        let cut = foreseen(&modes[2], 8, |n| Ok(json!({"asked": n}))).expect("there is a plan");
+        assert_eq!((modes[2].name, cut["asked"].as_u64()), ("mixed, accumulation", Some(8)));
     }
 
     #[test]
@@ -320,31 +344,9 @@ mod tests {
         let of =
             |name: &str| of_digits(modes.iter().find(|mode| mode.name == name).expect("a mode"));
         assert_eq!(of(BASELINE), [""; 0]);
-        assert_eq!(of("mixed, accumulation"), [MIXED, "train.accumulate=4"]);
-        let everything = [MIXED, NARROW_STATE, RECOMPUTE, "train.accumulate=4"];
+        let pieces = "train.accumulate=8";
+        assert_eq!(of("mixed, accumulation"), [&MIXED[..], &[pieces]].concat());
+        let everything = [&MIXED[..], &[NARROW_STATE, RECOMPUTE, pieces]].concat();
         assert_eq!(of("everything under a budget"), everything);
-    }
-
-    #[test]
-    fn rows_are_beside_the_baseline() {
-        const M: u64 = 1 << 20;
-        let outcome = |peak: u64, secs: f64, accuracy: f64| Outcome {
-            report: Some(json!({"peak_bytes": peak * M, "secs_per_step": secs})),
-            accuracy: [Some(accuracy), None],
-            ..Outcome::default()
-        };
-        let failed = Outcome { error: Some("no".to_string()), ..Outcome::default() };
-        let table =
-            table(&modes(8)[..3], &[outcome(100, 8.0, 0.99), outcome(50, 4.0, 0.985), failed], 8);
-        let line = "| mixed precision | 50.0 | - | 0.500 | 0.500 | 2.00 | 98.50 | 0.50 | - | - |";
-        assert!(table.contains(line), "{table}");
-        assert!(table.contains("| mixed, accumulation | did not run: no |"), "{table}");
-        let foreseen = Outcome {
-            report: Some(json!({"predicted_peak_bytes": 10 * M})),
-            is_predicted: true,
-            ..Outcome::default()
-        };
-        let line = row(&modes(1)[0], &foreseen, Some(&foreseen), 1);
-        assert!(line.starts_with("| baseline f32 (predicted) | 10.0 | - | 1.000 | - |"), "{line}");
     }
 }
