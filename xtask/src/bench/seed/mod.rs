@@ -93,10 +93,10 @@ const BYTES_PER_PIXEL: u64 = 2000;
 /// What is foreseen to take more of the free bytes than this is not tried.
 const MOST_OF_FREE: f64 = 0.9;
 
-/// Products in bf16, on weights in f32.
-const NARROW_COMPUTE: &str = "precision.compute=bf16";
-/// Products, weights (rounded by chance) and moments in bf16; sums of gradients, norms and losses in f32.
-const MIXED: [&str; 3] = [NARROW_COMPUTE, "precision.masters=false", "optimizer.state=bf16"];
+/// Mixed precision: products in bf16, on weights and moments in f32.
+const MIXED: &str = "precision.compute=bf16";
+/// Weights (rounded by chance) and moments in bf16 too; sums of gradients, norms and losses in f32.
+const NARROW: [&str; 3] = [MIXED, "precision.masters=false", "optimizer.state=bf16"];
 const ACCUMULATE: &str = "train.accumulate=";
 const RECOMPUTE: &str = "memory.recompute=all";
 const NARROW_STATE: &str = "optimizer.state=8bit";
@@ -108,11 +108,12 @@ fn modes(batch: u64) -> Vec<Mode> {
     let mode =
         |name, settings: &[&str]| Mode { name, settings: owned(settings), is_budgeted: false };
     // What comes later goes before: 8 bits in place of bf16.
-    let everything = with(&MIXED, &[NARROW_STATE]);
+    let everything = with(&NARROW, &[NARROW_STATE]);
     vec![
         mode(BASELINE, &[]),
-        mode("mixed precision", &MIXED),
-        mode("mixed, accumulation", &with(&MIXED, &[&pieces])),
+        mode("mixed precision", &[MIXED]),
+        mode("bf16 throughout", &NARROW),
+        mode("bf16 throughout, accumulated", &with(&NARROW, &[&pieces])),
         Mode {
             is_budgeted: true,
             ..mode("everything under a budget", &with(&everything, &["memory.recompute=planned"]))
@@ -120,7 +121,6 @@ fn modes(batch: u64) -> Vec<Mode> {
         mode("everything, accumulated", &with(&everything, &[RECOMPUTE, &pieces])),
         // Of several micro-batches sums are kept: released gradients need one.
         mode("everything, released", &with(&everything, &[RECOMPUTE, RELEASED])),
-        mode("alone: products in bf16", &[NARROW_COMPUTE]),
         mode("alone: accumulation", &[&pieces]),
         mode("alone: recomputation", &[RECOMPUTE]),
         mode("alone: 8-bit state", &[NARROW_STATE]),
@@ -334,8 +334,9 @@ mod tests {
         assert_eq!([1, 2, 4, 8].map(peak), [Some(130), Some(160), Some(220), Some(340)]);
         assert!(foreseen(&modes[0], 4, |_| Ok(json!({}))).is_err());
         // A plan of few samples says nothing of micro-batches.
-        let cut = foreseen(&modes[2], 8, |n| Ok(json!({"asked": n}))).expect("there is a plan");
-        assert_eq!((modes[2].name, cut["asked"].as_u64()), ("mixed, accumulation", Some(8)));
+        let cut = foreseen(&modes[3], 8, |n| Ok(json!({"asked": n}))).expect("there is a plan");
+        let name = "bf16 throughout, accumulated";
+        assert_eq!((modes[3].name, cut["asked"].as_u64()), (name, Some(8)));
     }
 
     #[test]
@@ -345,8 +346,9 @@ mod tests {
             |name: &str| of_digits(modes.iter().find(|mode| mode.name == name).expect("a mode"));
         assert_eq!(of(BASELINE), [""; 0]);
         let pieces = "train.accumulate=8";
-        assert_eq!(of("mixed, accumulation"), [&MIXED[..], &[pieces]].concat());
-        let everything = [&MIXED[..], &[NARROW_STATE, RECOMPUTE, pieces]].concat();
+        assert_eq!(of("mixed precision"), [MIXED]);
+        assert_eq!(of("bf16 throughout, accumulated"), [&NARROW[..], &[pieces]].concat());
+        let everything = [&NARROW[..], &[NARROW_STATE, RECOMPUTE, pieces]].concat();
         assert_eq!(of("everything under a budget"), everything);
     }
 }

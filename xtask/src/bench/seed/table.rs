@@ -73,7 +73,7 @@ mod tests {
             table(&modes(8)[..3], &[outcome(100, 8.0, 0.99), outcome(50, 4.0, 0.985), failed], 8);
         let line = "| mixed precision | 50.0 | - | 0.500 | 0.500 | 2.00 | 98.50 | 0.50 | - | - |";
         assert!(table.contains(line), "{table}");
-        assert!(table.contains("| mixed, accumulation | did not run: no |"), "{table}");
+        assert!(table.contains("| bf16 throughout | did not run: no |"), "{table}");
         let foreseen = Outcome {
             report: Some(json!({"predicted_peak_bytes": 10 * M})),
             is_predicted: true,
