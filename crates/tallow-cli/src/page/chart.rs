@@ -162,6 +162,9 @@ pub(super) fn lines(axes: &Axes, lines: &[Line], marks: &[f64]) -> String {
     figure(&svg, &names)
 }
 
+/// A limit so many times above what is drawn would press that flat: it is named, not drawn.
+const FAR_ABOVE: f64 = 4.0;
+
 /// Layers on each other over `xs`, and a line across at `limit`.
 pub(super) fn stacked(
     x_name: &str,
@@ -170,7 +173,9 @@ pub(super) fn stacked(
     limit: Option<f64>,
 ) -> String {
     let sums = (0..xs.len()).map(|i| (xs[i], layers.iter().map(|layer| layer.1[i]).sum()));
-    let ends = xs.first().copied().zip(limit);
+    let highest = sums.clone().map(|(_, sum): (f64, f64)| sum).fold(0.0, f64::max);
+    let drawn = limit.filter(|limit| *limit <= FAR_ABOVE * highest);
+    let ends = xs.first().copied().zip(drawn);
     let Some(frame) = Frame::of(sums.chain(ends), true) else { return String::new() };
     let mut svg = frame.axes(x_name);
     let mut below = vec![0.0; xs.len()];
@@ -187,10 +192,12 @@ pub(super) fn stacked(
         names.push((format!("c{colour}"), name.clone()));
         below = above;
     }
-    if let Some(limit) = limit {
+    if let Some(limit) = drawn {
         let path = frame.path(&[(frame.x.0, limit), (frame.x.1, limit)]);
         let _ = write!(svg, "<path class=\"line limit\" d=\"{path}\" />");
         names.push(("limit".to_string(), "budget".to_string()));
+    } else if let Some(limit) = limit {
+        names.push(("limit".to_string(), format!("budget, far above: {limit:.0}")));
     }
     figure(&svg, &names)
 }
@@ -236,6 +243,18 @@ mod tests {
         assert!(thin.len() <= MOST_POINTS + 2, "{}", thin.len());
         assert!(thin.contains(&(7777.0, 9.0)) && thin.contains(&(1234.0, -9.0)));
         assert!(thin.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+    }
+
+    /// What is held fills the chart, whatever the budget.
+    #[test]
+    fn a_limit_far_above_is_named() {
+        let of = |limit| {
+            let layers = [("weights".to_string(), vec![2.0, 3.0])];
+            stacked("seconds", &[0.0, 1.0], &layers, Some(limit))
+        };
+        assert!(of(10.0).contains("line limit") && of(10.0).contains(">budget<"));
+        assert!(!of(1000.0).contains("line limit"));
+        assert!(of(1000.0).contains(">budget, far above: 1000<"));
     }
 
     #[test]
