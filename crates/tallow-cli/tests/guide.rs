@@ -93,7 +93,10 @@ fn every_command_runs() {
                 };
             }
             if words.starts_with("train") && !words.contains("--resume") {
-                command.args(["--set", "train.max_updates=2", "--set", "data.held_out=4"]);
+                let few = ["train.max_updates=2", "train.warmup_updates=1", "data.held_out=4"];
+                few.iter().for_each(|setting| {
+                    command.args(["--set", setting]);
+                });
             }
             let output = command.current_dir(&folder).output().expect("starts");
             let error = String::from_utf8_lossy(&output.stderr);

@@ -119,7 +119,7 @@ pub(crate) fn open(place: &Place, format: Format, columns: &Columns) -> Result<P
         Format::Safetensors => safetensors(place, columns),
         Format::Npy => npy(place, columns),
         Format::JsonLines | Format::Text | Format::Raw(_) => {
-            bail!("data.source `{}` holds text or tokens, no images", place.name)
+            unreachable!("{} has no images, so it was refused as a source of them", format.name())
         }
     }
 }
@@ -186,7 +186,10 @@ fn parquet(place: &Place, columns: &Columns) -> Result<Pictures> {
     let alone = shards(place, Format::Parquet, |input| ParquetRows::open(input, &[&label]))?;
     let class = move |rows: &Concat<ParquetRows>, index, cell: Option<Cell>| match cell {
         Some(Cell::Int(class)) if u32::try_from(class).is_ok() => Ok(class as u32),
-        cell => Err(wrong(rows, index, format!("column `{label}` is {cell:?}, no class"))),
+        Some(Cell::Int(number)) => {
+            Err(wrong(rows, index, format!("column `{label}` is {number}, no class")))
+        }
+        _ => Err(wrong(rows, index, format!("column `{label}` holds no whole number"))),
     };
     let class_alone = class.clone();
     let labels = mapped(alone, move |rows, index| class_alone(rows, index, rows.get(index)?.pop()));
@@ -206,7 +209,7 @@ fn parquet(place: &Place, columns: &Columns) -> Result<Pictures> {
 /// A column of paths, relative to the file's folder, or else a pixel in each column but the label's.
 fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures> {
     let rows = Arc::new(shards(place, Format::Csv(options), |input| Csv::open(input, options))?);
-    let first = rows.parts().first().context("data.source holds no file")?;
+    let first = &rows.parts()[0]; // `inputs` has refused a place without files
     let named = |name: &str| first.column(name).context("data.source");
     let label = named(columns.label.as_deref().unwrap_or("label"))?;
     let path = match &columns.image {
@@ -226,7 +229,8 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
         Some(path) => {
             ensure!(
                 !Place::is_url(&place.name),
-                "data.source: a CSV file in a store has no images"
+                "data.source `{}` is in a store, where the images it names are not looked for",
+                place.name
             );
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);

@@ -118,8 +118,8 @@ fn texts(
         }
         Format::Csv(options) => {
             let rows = shards(place, format, |input| Csv::open(input, options))?;
-            let first = rows.parts().first().context("data.source holds no file")?;
-            let column = first.column(&name).context("data.source")?;
+            // `inputs` has refused a place without files.
+            let column = rows.parts()[0].column(&name).context("data.source")?;
             mapped(rows, move |rows, index| {
                 let mut record = rows.get(index)?;
                 match column < record.len() {
@@ -147,7 +147,7 @@ fn texts(
             })
         }
         Format::Images | Format::List | Format::Safetensors | Format::Npy | Format::Raw(_) => {
-            bail!("data.tokenizer is given, but data.source `{}` has no texts", place.name)
+            unreachable!("{} has no texts, so no tokenizer was taken for it", format.name())
         }
     })
 }
