@@ -74,7 +74,7 @@ impl<'a> Observer<'a> {
         schedule: &Schedule,
     ) {
         self.leak.show(event, self.meter);
-        self.view.show(event);
+        self.view.show(event, progress);
         let moment = Moment {
             progress,
             n_windows: trainer.n_windows(),

@@ -135,7 +135,7 @@ fn train<'a>(
         trainer.size_by(sizing)?;
     }
     introduce(config, &opened, chosen, n_params);
-    let view = View::new(n_updates, config.epochs, meter);
+    let view = View::new(n_updates, config.epochs, config.budget, meter);
     let (mut observer, start) = Observer::begin(&dir, config, &mut trainer, view, meter)?;
     dir.write_effective(config, chosen)?;
     if !goes_by_old_plan {
@@ -214,6 +214,7 @@ fn sizing(config: &Config, chosen: &Candidate, meter: &dyn Meter) -> Result<Opti
                 say!("memory limits: {notice}");
             }
             let headroom = limits.headroom_bytes();
+            // Of systems without /proc/meminfo.
             let headroom = headroom.context("train.micro_batch: the system names no limit")?;
             say!("micro-batches follow {} of free memory", crate::view::mib(headroom));
             (0.9, meter.current_bytes() + headroom)

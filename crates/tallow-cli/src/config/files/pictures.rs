@@ -254,7 +254,9 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
             );
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
-                let byte = |&column: &usize| record[column].trim().parse::<u8>();
+                let field =
+                    |column: usize| record.as_slice().get(column).map_or("", |field| field.trim());
+                let byte = |&column: &usize| field(column).parse::<u8>();
                 let bytes: Result<Vec<u8>, _> = pixels.iter().map(byte).collect();
                 let bytes =
                     bytes.map_err(|_| wrong(rows, index, "a pixel is not from 0 to 255"))?;
@@ -274,9 +276,9 @@ fn safetensors(place: &Place, columns: &Columns) -> Result<Pictures> {
     };
     let labels = mapped(rows(&[&label])?, |rows, index| class(rows, index, &rows.get(index)?[0]));
     let source = mapped(rows(&[&image, &label])?, |rows, index| {
-        let arrays = rows.get(index)?;
+        let mut arrays = rows.get(index)?; // one of each name
         let label = class(rows, index, &arrays[1])?;
-        pixels(rows, index, arrays.into_iter().next(), label)
+        pixels(rows, index, arrays.swap_remove(0), label)
     });
     Ok(Pictures { source, classes: Classes::Labels(labels) })
 }
@@ -300,7 +302,7 @@ fn npy(place: &Place, columns: &Columns) -> Result<Pictures> {
     let labels = mapped(classes.clone(), |rows, index| class(rows, index, &rows.get(index)?));
     let source = mapped(images, move |images, index| {
         let label = class(&classes, index, &classes.get(index)?)?;
-        pixels(images, index, Some(images.get(index)?), label)
+        pixels(images, index, images.get(index)?, label)
     });
     Ok(Pictures { source, classes: Classes::Labels(labels) })
 }
@@ -330,9 +332,8 @@ enum Layout {
 }
 
 /// An array of bytes `[H, W]`, `[C, H, W]` or `[H, W, C]` with one or three channels as an image.
-fn pixels<S: Source>(rows: &S, index: u64, array: Option<Array>, label: u32) -> Fallible<Picture> {
-    let Array { dtype, dims, bytes } =
-        array.ok_or_else(|| wrong(rows, index, "there is no image"))?;
+fn pixels<S: Source>(rows: &S, index: u64, array: Array, label: u32) -> Fallible<Picture> {
+    let Array { dtype, dims, bytes } = array;
     let shape = match dims[..] {
         [height, width] => Some(([1, height, width], Layout::ChannelsLast)),
         [channels @ (1 | 3), height, width] => {

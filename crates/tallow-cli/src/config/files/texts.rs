@@ -124,6 +124,7 @@ fn texts(
                 let mut record = rows.get(index)?;
                 match column < record.len() {
                     true => Ok(record.swap_remove(column)),
+                    // Opening has counted the fields: the file has changed since.
                     false => Err(wrong(rows, index, "a record without the column of text")),
                 }
             })
