@@ -54,10 +54,14 @@ impl<'a> View<'a> {
             }
             Event::Evaluated { epoch, evaluation } => {
                 let (loss_sum, n_samples) = std::mem::take(&mut self.epoch);
+                // A run that was over when it was taken up again has learnt from nothing.
+                let loss = match n_samples {
+                    0 => String::new(),
+                    n => format!("loss {:.4}, ", loss_sum / n as f64),
+                };
                 let line = format!(
-                    "epoch {epoch}/{}: loss {:.4}, held-out loss {:.4}, accuracy {:.2} %, peak {}",
+                    "epoch {epoch}/{}: {loss}held-out loss {:.4}, accuracy {:.2} %, peak {}",
                     self.epochs,
-                    loss_sum / n_samples as f64,
                     evaluation.loss,
                     100.0 * evaluation.accuracy,
                     mib(self.meter.peak_bytes()),
