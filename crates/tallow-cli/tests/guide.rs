@@ -31,7 +31,7 @@ fn folder() -> PathBuf {
         }
     }
     let line = "The same light, and cheaper fat: tallow candles were the frugal ones.\n";
-    fs::write(folder.join("book.txt"), line.repeat(80)).expect("written");
+    fs::write(folder.join("book.txt"), line.repeat(600)).expect("written");
     let given = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tallow-models/tests/data/gpt2");
     let published = folder.join("published");
     fs::create_dir_all(&published).expect("a folder");
