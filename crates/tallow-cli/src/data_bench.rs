@@ -4,7 +4,7 @@ use crate::{
     config::{self, Config, Spent},
     view::{mib, say},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{path::Path, time::Instant};
 use tallow_data::{Order, Tail};
@@ -40,6 +40,7 @@ struct Measured {
 /// # Errors
 /// If the data cannot be read.
 pub(crate) fn run(asked: &Asked, meter: &dyn Meter) -> Result<()> {
+    ensure!(asked.batches != Some(0), "--batches is 0, 1 is the least");
     let config = configured(asked)?;
     let measured = measure(&config, asked.batches, meter)?;
     let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
@@ -55,7 +56,8 @@ fn configured(asked: &Asked) -> Result<Config> {
     let Some(path) = asked.what.filter(|path| path.extension().is_none_or(|e| e != "toml")) else {
         return config::load(asked.what, asked.set, None);
     };
-    let name = path.to_str().context("the path is not UTF-8")?;
+    let name = path.to_str();
+    let name = name.with_context(|| format!("the path `{}` is not UTF-8", path.display()))?;
     let given = |key: &str| asked.set.iter().find_map(|text| text.strip_prefix(key));
     let has_tokenizer = given("data.tokenizer=").is_some();
     let format = match given("data.format=") {

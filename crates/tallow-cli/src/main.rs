@@ -188,7 +188,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            complain(&format!("error: {}", one_line(&format!("{error:#}"))));
+            complain(&format!("error: {}", one_line(&all_of(&error))));
             ExitCode::from(2)
         }
     }
@@ -282,6 +282,17 @@ fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The message and its causes, but those that a message has repeated.
+fn all_of(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 /// The message alone: candle appends a backtrace where the environment asks for one.

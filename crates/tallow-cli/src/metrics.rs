@@ -16,6 +16,8 @@ const METRICS: &str = "metrics.jsonl";
 pub(crate) struct Metrics {
     path: PathBuf,
     file: File,
+    /// Of the update that a run goes on after.
+    newest: Vec<Value>,
 }
 
 /// What a line says beside what happened.
@@ -36,58 +38,77 @@ impl Metrics {
     pub(crate) fn open(folder: &Path, n_windows: u64, epoch: u64) -> Result<Self> {
         let path = folder.join(METRICS);
         let name = || format!("`{}`", path.display());
-        let old = match fs::read_to_string(&path) {
-            Ok(text) if n_windows > 0 => text,
-            Ok(_) => String::new(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).with_context(name),
+        let old = match n_windows {
+            0 => String::new(),
+            _ => match fs::read_to_string(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+                text => text.with_context(name)?,
+            },
         };
-        let is_before = |line: &&str| {
-            let Ok(line) = serde_json::from_str::<Value>(line) else { return false };
+        let number = |line: &Value, key: &str| line[key].as_u64().unwrap_or(u64::MAX);
+        let is_before = |line: &Value| {
             let is_judgement = line.get("held_out_loss").is_some();
-            let number = |key: &str| line[key].as_u64().unwrap_or(u64::MAX);
-            number("update") <= n_windows && (!is_judgement || number("epoch") <= epoch)
+            number(line, "update") <= n_windows && (!is_judgement || number(line, "epoch") <= epoch)
         };
-        let kept: String = old.lines().filter(is_before).map(|line| format!("{line}\n")).collect();
+        let mut newest = Vec::new();
+        let mut kept = String::new();
+        for text in old.lines() {
+            let Ok(line) = serde_json::from_str(text) else { continue };
+            if is_before(&line) {
+                kept += &format!("{text}\n");
+                if number(&line, "update") == n_windows {
+                    newest.push(line);
+                }
+            }
+        }
         fs::write(&path, kept).with_context(name)?;
         let file = OpenOptions::new().append(true).open(&path).with_context(name)?;
-        Ok(Self { path, file })
+        Ok(Self { path, file, newest })
     }
 
-    /// Adds what happened.
+    /// The lines of the last update that stay.
+    pub(crate) fn newest(&self) -> &[Value] {
+        &self.newest
+    }
+
+    /// Adds a line.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn write(&mut self, event: &Event, moment: &Moment) -> Result<()> {
-        let Moment { progress, n_windows, learning_rate, loss_scale, meter } = moment;
-        let line = match event {
-            Event::Updated { update, .. } => json!({
-                "update": n_windows,
-                "epoch": progress.cursor.epoch,
-                "samples": progress.n_samples,
-                "elapsed_secs": progress.training.as_secs_f64(),
-                "loss": update.loss,
-                "applied": update.outcome == Applied::Yes,
-                "skipped": skipped(&update.outcome),
-                "micro_batches": update.n_micro_batches,
-                "learning_rate": learning_rate,
-                "loss_scale": loss_scale,
-                "live_bytes": meter.current_bytes(),
-                "peak_bytes": meter.peak_bytes(),
-            }),
-            Event::Evaluated { epoch, evaluation } => json!({
-                "update": n_windows,
-                "epoch": epoch,
-                "samples": progress.n_samples,
-                "elapsed_secs": progress.training.as_secs_f64(),
-                "held_out_loss": evaluation.loss,
-                "accuracy": evaluation.accuracy,
-            }),
-            Event::Stopped => return Ok(()),
-        };
+    pub(crate) fn write(&mut self, line: &Value) -> Result<()> {
         // One call: a kill leaves whole lines, or one that is cut and is left out later.
         let written = self.file.write_all(format!("{line}\n").as_bytes());
         written.with_context(|| format!("`{}`", self.path.display()))
+    }
+}
+
+/// What happened as a line; `None` where nothing did.
+pub(crate) fn line(event: &Event, moment: &Moment) -> Option<Value> {
+    let Moment { progress, n_windows, learning_rate, loss_scale, meter } = moment;
+    match event {
+        Event::Updated { update, .. } => Some(json!({
+            "update": n_windows,
+            "epoch": progress.cursor.epoch,
+            "samples": progress.n_samples,
+            "elapsed_secs": progress.training.as_secs_f64(),
+            "loss": update.loss,
+            "applied": update.outcome == Applied::Yes,
+            "skipped": skipped(&update.outcome),
+            "micro_batches": update.n_micro_batches,
+            "learning_rate": learning_rate,
+            "loss_scale": loss_scale,
+            "live_bytes": meter.current_bytes(),
+            "peak_bytes": meter.peak_bytes(),
+        })),
+        Event::Evaluated { epoch, evaluation } => Some(json!({
+            "update": n_windows,
+            "epoch": epoch,
+            "samples": progress.n_samples,
+            "elapsed_secs": progress.training.as_secs_f64(),
+            "held_out_loss": evaluation.loss,
+            "accuracy": evaluation.accuracy,
+        })),
+        Event::Stopped => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     config::Config,
     memory_log::LeakWatch,
-    metrics::{Metrics, Moment},
+    metrics::{self, Metrics, Moment},
     run_dir::{RunDir, Start},
     tensorboard::Events,
     view::{View, say},
@@ -52,14 +52,15 @@ impl<'a> Observer<'a> {
                     for damaged in &newest.passed_over {
                         say!("passed over: {damaged}");
                     }
-                    progress = trainer.load(&newest.path).context("--resume")?;
+                    let name = || format!("--resume `{}`", newest.path.display());
+                    progress = trainer.load(&newest.path).with_context(name)?;
                     say!("going on after update {}", trainer.n_windows());
                 }
             }
         }
         let (n_windows, epoch) = (trainer.n_windows(), progress.cursor.epoch);
         let metrics = Metrics::open(dir.folder(), n_windows, epoch)?;
-        let events = Events::open(dir.folder(), n_windows)?;
+        let events = Events::open(dir.folder(), n_windows, metrics.newest())?;
         let (leak, every, failure) = (LeakWatch::new(), config.checkpoint_every, None);
         Ok((Self { view, metrics, events, leak, checkpoints, every, meter, failure }, progress))
     }
@@ -73,7 +74,7 @@ impl<'a> Observer<'a> {
         schedule: &Schedule,
     ) {
         self.leak.show(event, self.meter);
-        self.view.show(event);
+        self.view.show(event, progress);
         let moment = Moment {
             progress,
             n_windows: trainer.n_windows(),
@@ -82,8 +83,11 @@ impl<'a> Observer<'a> {
             loss_scale: f64::from(trainer.loss_scale().value()),
             meter: self.meter,
         };
-        let written = self.metrics.write(event, &moment);
-        let written = written.and_then(|()| self.events.write(event, &moment));
+        let line = metrics::line(event, &moment);
+        let written = line.map_or(Ok(()), |line| {
+            self.metrics.write(&line)?;
+            self.events.write(&line)
+        });
         let saved = written.and_then(|()| self.save(trainer, progress, event));
         if let Err(error) = saved {
             self.failure.get_or_insert(error);

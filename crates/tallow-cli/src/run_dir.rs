@@ -48,6 +48,11 @@ pub(crate) fn effective_path(folder: &Path) -> PathBuf {
 /// If there is no whole checkpoint.
 pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
     let checkpoints = Checkpoints::look(folder.join(CHECKPOINTS));
+    ensure!(
+        checkpoints.folder().is_dir(),
+        "`{}` holds no checkpoint, so there are no weights",
+        folder.display()
+    );
     let newest = checkpoints.newest()?.path;
     let average = newest.join("average.safetensors");
     Ok(if average.is_file() { average } else { newest.join("weights.safetensors") })
@@ -73,7 +78,8 @@ pub(crate) struct RunDir<'a> {
 }
 
 impl<'a> RunDir<'a> {
-    /// Makes the folder, and writes the configuration there.
+    /// Makes the folder, and writes the configuration of a run that begins there. One that goes on keeps
+    /// its own until its checkpoint has been loaded: a refused change must not stay.
     ///
     /// # Errors
     /// If it cannot be made or written, holds checkpoints of another run, or none to go on from.
@@ -96,8 +102,15 @@ impl<'a> RunDir<'a> {
             Start::Over | Start::Resume => {}
         }
         report::prepare(folder)?;
-        report::write_text(folder, CONFIG, &toml::to_string_pretty(&config.given)?)?;
-        Ok(Self { folder, start })
+        let dir = Self { folder, start };
+        if start != Start::Resume {
+            dir.write_config(config)?;
+        }
+        Ok(dir)
+    }
+
+    fn write_config(&self, config: &Config) -> Result<()> {
+        report::write_text(self.folder, CONFIG, &toml::to_string_pretty(&config.given)?)
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -115,11 +128,12 @@ impl<'a> RunDir<'a> {
         Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
     }
 
-    /// Writes down every value in force.
+    /// Writes down what was given, and every value in force.
     ///
     /// # Errors
     /// If the folder cannot be written.
     pub(crate) fn write_effective(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+        self.write_config(config)?;
         let choice = Choice {
             precision: chosen.policy,
             optimizer: chosen.optimizer,

@@ -1,7 +1,7 @@
 //! `tallow sample`.
 
 use crate::{
-    config::{self, Tokenized},
+    config::{self, Model, Tokenized},
     run_dir, view,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -67,17 +67,24 @@ pub(crate) fn run(
 ) -> Result<()> {
     sampling.check()?;
     ensure!(path.exists(), "`{}` does not exist", path.display());
-    let (model, alphabet) = open(path, tokenizer)?;
+    let (model, alphabet, vocab) = open(path, tokenizer)?;
     let ids = alphabet.encode(prompt)?;
     ensure!(!ids.is_empty(), "--prompt is empty, it needs a token to go on with");
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+        bail!("--prompt holds token {id}, the model knows {vocab} tokens");
+    }
     let room = model.context().saturating_sub(ids.len());
+    let (n_ids, context) = (ids.len(), model.context());
+    ensure!(room > 0, "--prompt is {n_ids} tokens, the model has positions for {context}");
     let n_tokens = n_tokens.unwrap_or(N_TOKENS.min(room));
     let new = generate(&*model, &ids, n_tokens, sampling, None)?;
     view::print_line(&format!("{prompt}{}", alphabet.decode(&new)?));
     Ok(())
 }
 
-fn open(path: &Path, tokenizer: Option<&Path>) -> Result<(Box<dyn Decoder>, Alphabet)> {
+/// The model, what its text is made of, and how many tokens it knows.
+fn open(path: &Path, tokenizer: Option<&Path>) -> Result<(Box<dyn Decoder>, Alphabet, usize)> {
+    let n_tokens = |model: &Model| model.network.tokens().map_or(0, |(vocab, _)| vocab);
     let effective = run_dir::effective_path(path);
     let given = tokenizer.map(|file| Alphabet::of(file).context("--tokenizer")).transpose()?;
     if !effective.is_file() {
@@ -91,7 +98,7 @@ fn open(path: &Path, tokenizer: Option<&Path>) -> Result<(Box<dyn Decoder>, Alph
                 bail!("`{}` has no tokenizer.json: name one by --tokenizer", folder.display())
             }
         };
-        return Ok((model.build_text(&Policy::f32(), 0)?.model, alphabet));
+        return Ok((model.build_text(&Policy::f32(), 0)?.model, alphabet, n_tokens(&model)));
     }
     let (model, seed, tokenized) = config::network_of(&effective)?;
     let alphabet = match (given, tokenized) {
@@ -109,5 +116,5 @@ fn open(path: &Path, tokenizer: Option<&Path>) -> Result<(Box<dyn Decoder>, Alph
     let weights = run_dir::weights(path)?;
     Checkpoint::open(&[weights], "")?.load_into(&built.masters.params())?;
     built.masters.publish()?;
-    Ok((built.model, alphabet))
+    Ok((built.model, alphabet, n_tokens(&model)))
 }

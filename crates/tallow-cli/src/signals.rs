@@ -18,7 +18,7 @@ impl Signals {
     /// Listens from now on.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the system refuses, which no test can make it do for these two.
     pub(crate) fn listen() -> Result<Self> {
         let signals = Self::default();
         for signal in [SIGINT, SIGTERM] {

@@ -1,18 +1,28 @@
 //! Event files of TensorBoard: records of a length, its checksum, an `Event` in protobuf, its checksum.
 
-use crate::metrics::Moment;
 use anyhow::{Context, Result};
+use serde_json::Value;
 use std::{
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
-use tallow_train::Event;
 
 /// How TensorBoard knows its files.
 const NAME: &str = "events.out.tfevents";
 const VERSION: &str = "brain.Event:2";
+
+/// What TensorBoard shows, and the key of a line of the metrics.
+const TAGS: [(&str, &str); 7] = [
+    ("loss/train", "loss"),
+    ("learning_rate", "learning_rate"),
+    ("loss_scale", "loss_scale"),
+    ("memory/live_bytes", "live_bytes"),
+    ("memory/peak_bytes", "peak_bytes"),
+    ("loss/held_out", "held_out_loss"),
+    ("accuracy/held_out", "accuracy"),
+];
 
 /// The open file.
 pub(crate) struct Events {
@@ -21,12 +31,13 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Begins a file in `folder` that goes on after `n_windows` updates: TensorBoard then forgets what a
-    /// run that was killed wrote later. Files of an earlier run go with its first update.
+    /// Begins a file in `folder` that goes on after `n_windows` updates: TensorBoard then forgets what was
+    /// written of the last of them and later, and `newest`, what stays of the last, is written again. Files
+    /// of an earlier run go with its first update.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub(crate) fn open(folder: &Path, n_windows: u64) -> Result<Self> {
+    pub(crate) fn open(folder: &Path, n_windows: u64, newest: &[Value]) -> Result<Self> {
         let mut n_files = 0;
         for entry in fs::read_dir(folder).with_context(|| format!("`{}`", folder.display()))? {
             let path = entry.with_context(|| format!("`{}`", folder.display()))?.path();
@@ -46,32 +57,22 @@ impl Events {
         text(&mut version, 3, VERSION.as_bytes());
         events.put(&version)?;
         if n_windows > 0 {
-            let mut start = moment(n_windows + 1);
+            let mut start = moment(n_windows);
             text(&mut start, 7, &[8, 1]); // a session log whose status is START
             events.put(&start)?;
+            newest.iter().try_for_each(|line| events.write(line))?;
         }
         Ok(events)
     }
 
-    /// Adds what happened.
+    /// Adds a line of the metrics.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn write(&mut self, event: &Event, moment: &Moment) -> Result<()> {
-        let values = match event {
-            Event::Updated { update, .. } => vec![
-                ("loss/train", update.loss),
-                ("learning_rate", moment.learning_rate),
-                ("loss_scale", moment.loss_scale),
-                ("memory/live_bytes", moment.meter.current_bytes() as f64),
-                ("memory/peak_bytes", moment.meter.peak_bytes() as f64),
-            ],
-            Event::Evaluated { evaluation, .. } => {
-                vec![("loss/held_out", evaluation.loss), ("accuracy/held_out", evaluation.accuracy)]
-            }
-            Event::Stopped => return Ok(()),
-        };
-        self.put(&scalars(moment.n_windows, &values))
+    pub(crate) fn write(&mut self, line: &Value) -> Result<()> {
+        let value = |(tag, key): (&'static str, &str)| Some((tag, line.get(key)?.as_f64()?));
+        let values: Vec<_> = TAGS.into_iter().filter_map(value).collect();
+        self.put(&scalars(line["update"].as_u64().unwrap_or(0), &values))
     }
 
     fn put(&mut self, event: &[u8]) -> Result<()> {

@@ -24,7 +24,7 @@ use tallow_train::{
     accum::{ADVISED_MICRO_BATCHES, AccumConfig},
     fit,
     optim::Schedule,
-    plan::{Built, Candidate, Workload},
+    plan::{Built, Candidate},
 };
 
 /// Which folder a run works in, and how it begins.
@@ -116,7 +116,7 @@ fn train<'a>(
     let epochs = Epochs { train: &*train, held_out: &*held_out, ..epochs };
     let Built { model, masters, buffers } = match built {
         Some(built) => built,
-        None => work.build(&precision.policy)?,
+        None => work.built(&precision.policy)?,
     };
     if let Some(pattern) = precision.policy.unmatched(&masters.params()).first() {
         bail!("precision.keep_f32 `{pattern}` matches no parameter of the model");
@@ -135,7 +135,7 @@ fn train<'a>(
         trainer.size_by(sizing)?;
     }
     introduce(config, &opened, chosen, n_params);
-    let view = View::new(n_updates, config.epochs, meter);
+    let view = View::new(n_updates, config.epochs, config.budget, meter);
     let (mut observer, start) = Observer::begin(&dir, config, &mut trainer, view, meter)?;
     dir.write_effective(config, chosen)?;
     if !goes_by_old_plan {
@@ -175,7 +175,7 @@ fn choose(work: &Work, meter: &dyn Meter) -> Result<(Vec<Candidate>, Option<Buil
     let config = work.config;
     let space = work.space();
     if config.budget.is_none() && !space.needs_costs() {
-        let built = work.build(&config.precisions[0].policy)?;
+        let built = work.built(&config.precisions[0].policy)?;
         let names = work.segment_names(&built)?;
         return Ok((vec![space.unplanned(&names)?], Some(built)));
     }
@@ -214,6 +214,7 @@ fn sizing(config: &Config, chosen: &Candidate, meter: &dyn Meter) -> Result<Opti
                 say!("memory limits: {notice}");
             }
             let headroom = limits.headroom_bytes();
+            // Of systems without /proc/meminfo.
             let headroom = headroom.context("train.micro_batch: the system names no limit")?;
             say!("micro-batches follow {} of free memory", crate::view::mib(headroom));
             (0.9, meter.current_bytes() + headroom)

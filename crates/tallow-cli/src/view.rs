@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use tallow_memory::Meter;
-use tallow_train::{Evaluation, Event, Outcome};
+use tallow_train::{Evaluation, Event, Outcome, Progress};
 
 /// [`print_line`] with a format.
 macro_rules! say {
@@ -17,40 +17,51 @@ pub(crate) use say;
 pub(crate) struct View<'a> {
     bar: Option<ProgressBar>,
     meter: &'a dyn Meter,
+    budget: Option<u64>,
     epochs: u64,
     /// Sum of training losses and samples of the epoch so far.
     epoch: (f64, u64),
 }
 
 impl<'a> View<'a> {
-    /// For a run of `n_updates` in `epochs`.
-    pub(crate) fn new(n_updates: u64, epochs: u64, meter: &'a dyn Meter) -> Self {
+    /// For a run of `n_updates` in `epochs` under `budget`, if there is one.
+    pub(crate) fn new(
+        n_updates: u64,
+        epochs: u64,
+        budget: Option<u64>,
+        meter: &'a dyn Meter,
+    ) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = "{bar:30} {pos}/{len} updates, {msg}, {eta} left";
             let style = ProgressStyle::with_template(style).expect("a fixed template");
             ProgressBar::new(n_updates).with_style(style)
         });
-        Self { bar, meter, epochs, epoch: (0.0, 0) }
+        Self { bar, meter, budget, epochs, epoch: (0.0, 0) }
     }
 
-    /// Shows one event.
-    pub(crate) fn show(&mut self, event: &Event) {
+    /// Shows one event, after which the run has come as far as `progress`.
+    pub(crate) fn show(&mut self, event: &Event, progress: &Progress) {
         match event {
             Event::Updated { n_windows, update } => {
                 self.epoch.0 += update.loss * update.n_samples as f64;
                 self.epoch.1 += update.n_samples;
                 if let Some(bar) = &self.bar {
-                    let peak = mib(self.meter.peak_bytes());
-                    bar.set_message(format!("loss {:.4}, peak {peak}", update.loss));
+                    let per_sec = progress.n_samples as f64 / progress.training.as_secs_f64();
+                    let bytes = (self.meter.current_bytes(), self.meter.peak_bytes());
+                    bar.set_message(message(update.loss, per_sec, bytes, self.budget));
                     bar.set_position(*n_windows);
                 }
             }
             Event::Evaluated { epoch, evaluation } => {
                 let (loss_sum, n_samples) = std::mem::take(&mut self.epoch);
+                // A run that was over when it was taken up again has learnt from nothing.
+                let loss = match n_samples {
+                    0 => String::new(),
+                    n => format!("loss {:.4}, ", loss_sum / n as f64),
+                };
                 let line = format!(
-                    "epoch {epoch}/{}: loss {:.4}, held-out loss {:.4}, accuracy {:.2} %, peak {}",
+                    "epoch {epoch}/{}: {loss}held-out loss {:.4}, accuracy {:.2} %, peak {}",
                     self.epochs,
-                    loss_sum / n_samples as f64,
                     evaluation.loss,
                     100.0 * evaluation.accuracy,
                     mib(self.meter.peak_bytes()),
@@ -102,6 +113,12 @@ impl<'a> View<'a> {
     }
 }
 
+/// What the bar says of an update: bytes are those live now, and the most so far.
+fn message(loss: f64, per_sec: f64, (live, peak): (u64, u64), budget: Option<u64>) -> String {
+    let of = budget.map_or(String::new(), |budget| format!(" of {}", mib(budget)));
+    format!("loss {loss:.4}, {per_sec:.1} samples/s, {} now, peak {}{of}", mib(live), mib(peak))
+}
+
 /// A line to standard output. A reader that has gone away does not end a run: its report is still
 /// written.
 pub(crate) fn print_line(line: &str) {
@@ -111,4 +128,19 @@ pub(crate) fn print_line(line: &str) {
 /// Bytes as a person reads them.
 pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_says_how_fast_and_in_how_much() {
+        let bytes = (3 << 20, 5 << 20);
+        assert_eq!(
+            message(1.23456, 78.91, bytes, Some(8 << 20)),
+            "loss 1.2346, 78.9 samples/s, 3.0 MiB now, peak 5.0 MiB of 8.0 MiB"
+        );
+        assert!(message(1.0, 2.0, bytes, None).ends_with("peak 5.0 MiB"));
+    }
 }

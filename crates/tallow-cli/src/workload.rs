@@ -7,7 +7,7 @@ use tallow_data::{Batch, Order, Tail};
 use tallow_memory::Meter;
 use tallow_models::Segments;
 use tallow_train::{
-    Result,
+    Error, Result,
     accum::AccumDType,
     optim::Place,
     plan::{Built, Found, Recomputation, Space, Workload, plan},
@@ -56,9 +56,27 @@ impl Work<'_> {
     /// If a pattern matches nothing, or nothing fits.
     pub(crate) fn plan(&self, meter: &dyn Meter) -> anyhow::Result<Found> {
         if let Recomputation::Rule(Policy::Named(_)) = &self.config.recomputation {
-            self.segment_names(&self.build(&self.config.precisions[0].policy)?)?;
+            self.segment_names(&self.built(&self.config.precisions[0].policy)?)?;
         }
-        Ok(plan(self, &self.space(), self.config.budget, meter)?)
+        self.naming_weights(plan(self, &self.space(), self.config.budget, meter))
+    }
+
+    /// The model under `policy`.
+    /// # Errors
+    /// If it cannot be built, or the weights that it starts from are of another.
+    pub(crate) fn built(&self, policy: &precision::Policy) -> anyhow::Result<BuiltModel> {
+        self.naming_weights(self.build(policy))
+    }
+
+    /// What is wrong with weights to start from says which these are.
+    fn naming_weights<T>(&self, result: Result<T>) -> anyhow::Result<T> {
+        match (result, &self.config.model.weights) {
+            (Err(error @ Error::Models(_)), Some(weights)) => {
+                let name = format!("model.weights `{}`", weights.path().display());
+                Err(anyhow::Error::from(error).context(name))
+            }
+            (result, _) => Ok(result?),
+        }
     }
 
     /// That the data fill a batch, and that a state file can be made.

@@ -1,5 +1,8 @@
 //! Runs on files: photographs, text, tokens.
 
+mod refusal;
+
+use refusal::refused;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -43,12 +46,6 @@ fn report(output: &Output, out: &Path) -> serde_json::Value {
     assert!(output.status.success(), "{complaint}");
     let text = fs::read_to_string(out.join("report.json")).expect("a report");
     serde_json::from_str(&text).expect("JSON")
-}
-
-fn refused(output: &Output, why: &str) {
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{complaint}");
-    assert!(complaint.contains(why) && complaint.lines().count() == 1, "{complaint}");
 }
 
 /// Two classes: bright on the left, bright on the right.

@@ -1,43 +1,21 @@
 //! The same samples in every format that a configuration can name: the same run, to the last digit.
 
+mod made;
+mod refusal;
 mod server;
 
+use made::{Folder, npy, parquet, safetensors, shard};
+use refusal::refused;
 use serde_json::{Value, json};
 use std::{
     fs,
     path::PathBuf,
     process::{Command, Output, Stdio},
-    sync::Arc,
 };
 use tallow_data::image::{Channels, Image, encode_png};
 
 const N_IMAGES: usize = 24;
 const SIDE: usize = 12;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("tallow-formats-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-
-    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.0.join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
-        fs::write(&path, content).expect("written");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn tallow(arguments: &[&str], settings: &[String]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
@@ -67,12 +45,6 @@ fn losses(folder: &Folder, source: &str, settings: &[&str]) -> [String; 3] {
     ["first_loss", "train_loss", "loss"].map(|key| report[key].to_string())
 }
 
-fn refused(output: &Output, why: &str) {
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{complaint}");
-    assert!(complaint.contains(why) && complaint.lines().count() == 1, "{complaint}");
-}
-
 /// A grey picture, and its class: bright above or below.
 fn picture(i: usize) -> (Vec<u8>, usize) {
     let class = i * 2 / N_IMAGES;
@@ -88,17 +60,6 @@ fn png(i: usize) -> Vec<u8> {
     encode_png(&image).expect("a PNG")
 }
 
-fn shard(members: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut builder = tar::Builder::new(Vec::new());
-    for (name, content) in members {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(content.len() as u64);
-        header.set_mode(0o644);
-        builder.append_data(&mut header, name, &content[..]).expect("written");
-    }
-    builder.into_inner().expect("written")
-}
-
 /// Members of the pictures of `range`.
 fn members(range: std::ops::Range<usize>) -> Vec<(String, Vec<u8>)> {
     let of = |i: usize| {
@@ -106,33 +67,6 @@ fn members(range: std::ops::Range<usize>) -> Vec<(String, Vec<u8>)> {
         [(format!("{i:03}.png"), png(i)), (format!("{i:03}.cls"), class)]
     };
     range.flat_map(of).collect()
-}
-
-/// A parquet file of a column of bytes or text, and one of numbers.
-fn parquet(schema: &str, blobs: &[Vec<u8>], numbers: &[i64]) -> Vec<u8> {
-    use parquet::{
-        data_type::{ByteArrayType, Int64Type},
-        file::{properties::WriterProperties, writer::SerializedFileWriter},
-        schema::parser::parse_message_type,
-    };
-    let schema = Arc::new(parse_message_type(schema).expect("a schema"));
-    let properties = Arc::new(WriterProperties::builder().build());
-    let mut content = Vec::new();
-    let mut file = SerializedFileWriter::new(&mut content, schema, properties).expect("a file");
-    let half = blobs.len().div_ceil(2);
-    for (blobs, numbers) in blobs.chunks(half).zip(numbers.chunks(half)) {
-        let mut rows = file.next_row_group().expect("a group");
-        let blobs: Vec<_> = blobs.iter().map(|blob| blob.clone().into()).collect();
-        let mut column = rows.next_column().expect("a column").expect("one");
-        column.typed::<ByteArrayType>().write_batch(&blobs, None, None).expect("written");
-        column.close().expect("closed");
-        let mut column = rows.next_column().expect("a column").expect("one");
-        column.typed::<Int64Type>().write_batch(numbers, None, None).expect("written");
-        column.close().expect("closed");
-        rows.close().expect("closed");
-    }
-    file.close().expect("closed");
-    content
 }
 
 const IMAGES: [&str; 5] = [
@@ -184,28 +118,16 @@ fn photographs_in_any_format_train_the_same() {
     same(csv.to_str().expect("UTF-8"), &["data.image_column=file", "data.label_column=kind"]);
 }
 
-fn safetensors(images: &[u8], labels: &[u8]) -> Vec<u8> {
-    let (n_images, n_all) = (images.len(), images.len() + labels.len());
-    let header = json!({
-        "images": {"dtype": "U8", "shape": [N_IMAGES, 1, SIDE, SIDE], "data_offsets": [0, n_images]},
-        "labels": {"dtype": "I64", "shape": [N_IMAGES], "data_offsets": [n_images, n_all]},
-    });
-    let header = header.to_string();
-    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), images, labels].concat()
-}
-
-fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
-    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
-    let length = (header.len() as u16).to_le_bytes();
-    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), data].concat()
-}
-
 #[test]
 fn pixels_in_any_format_train_the_same() {
     let folder = Folder::new("pixels");
     let pixels: Vec<u8> = (0..N_IMAGES).flat_map(|i| picture(i).0).collect();
     let labels: Vec<u8> = (0..N_IMAGES).flat_map(|i| (picture(i).1 as i64).to_le_bytes()).collect();
-    let file = folder.write("x.safetensors", safetensors(&pixels, &labels));
+    let tensors = safetensors(&[
+        ("images", "U8", &[N_IMAGES, 1, SIDE, SIDE], &pixels),
+        ("labels", "I64", &[N_IMAGES], &labels),
+    ]);
+    let file = folder.write("x.safetensors", tensors);
     let want = losses(&folder, file.to_str().expect("UTF-8"), &IMAGES);
 
     let images =
@@ -323,10 +245,7 @@ fn rows_and_shards_of_tokens() {
     let rows: Vec<u8> = (0..40).flat_map(row).flat_map(u32::to_le_bytes).collect();
     let array = folder.write("x.npy", npy("<u4", "(40, 9)", &rows));
     let want = losses(&folder, array.to_str().expect("UTF-8"), &settings);
-    let header =
-        json!({"tokens": {"dtype": "U32", "shape": [40, 9], "data_offsets": [0, rows.len()]}});
-    let header = header.to_string();
-    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &rows].concat();
+    let tensors = safetensors(&[("tokens", "U32", &[40, 9], &rows)]);
     let tensors = folder.write("x.safetensors", tensors);
     assert_eq!(losses(&folder, tensors.to_str().expect("UTF-8"), &settings), want);
     let long = train(

@@ -31,7 +31,7 @@ fn folder() -> PathBuf {
         }
     }
     let line = "The same light, and cheaper fat: tallow candles were the frugal ones.\n";
-    fs::write(folder.join("book.txt"), line.repeat(80)).expect("written");
+    fs::write(folder.join("book.txt"), line.repeat(600)).expect("written");
     let given = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tallow-models/tests/data/gpt2");
     let published = folder.join("published");
     fs::create_dir_all(&published).expect("a folder");
@@ -93,7 +93,10 @@ fn every_command_runs() {
                 };
             }
             if words.starts_with("train") && !words.contains("--resume") {
-                command.args(["--set", "train.max_updates=2", "--set", "data.held_out=4"]);
+                let few = ["train.max_updates=2", "train.warmup_updates=1", "data.held_out=4"];
+                few.iter().for_each(|setting| {
+                    command.args(["--set", setting]);
+                });
             }
             let output = command.current_dir(&folder).output().expect("starts");
             let error = String::from_utf8_lossy(&output.stderr);

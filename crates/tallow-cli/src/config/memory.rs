@@ -35,7 +35,7 @@ impl Bytes {
             Bytes::Number(bytes) => *bytes,
             Bytes::Text(text) => parse_bytes(text)?,
         };
-        ensure!(bytes > 0, "a budget of 0 bytes holds nothing");
+        ensure!(bytes > 0, "0 bytes hold nothing");
         Ok(bytes)
     }
 }

@@ -7,6 +7,7 @@ mod data;
 mod effective;
 mod files;
 mod keys;
+mod known;
 mod memory;
 mod network;
 mod optimizer;
@@ -250,7 +251,7 @@ pub(crate) fn schema() -> Result<serde_json::Value> {
 
 /// What a table of sections means.
 fn checked_table(mut table: toml::Table) -> Result<Config> {
-    schema::check_known(&table)?;
+    known::check(&table)?;
     let given = table.clone();
     let sections = Sections {
         model: section(&mut table, "model")?,

@@ -220,19 +220,18 @@ impl Model {
     }
 
     /// The same of a network of text.
-    /// # Errors
+    /// # Panics
     /// If it is none.
-    pub(crate) fn build_text(&self, policy: &Policy, seed: u64) -> Result<Built<Box<dyn Text>>> {
-        let name = self.network.name();
-        ensure!(
-            self.network.tokens().is_some(),
-            "{name} learns images, there is no text to sample"
-        );
-        Ok(self.built(policy, seed, |vb| match &self.network {
+    pub(crate) fn build_text(
+        &self,
+        policy: &Policy,
+        seed: u64,
+    ) -> TrainResult<Built<Box<dyn Text>>> {
+        self.built(policy, seed, |vb| match &self.network {
             Network::Gpt2(config) => Ok(Box::new(self.gpt2(config, policy, vb)?) as Box<dyn Text>),
             Network::Llama(config) => Ok(Box::new(self.llama(config, policy, vb)?)),
-            Network::ResNet(_) | Network::Vit(..) => unreachable!("it learns tokens"),
-        })?)
+            Network::ResNet(_) | Network::Vit(..) => unreachable!("asked for text of images"),
+        })
     }
 
     fn gpt2(&self, config: &Gpt2Config, policy: &Policy, vb: VarBuilder) -> TrainResult<Gpt2> {
@@ -334,7 +333,8 @@ impl ModelSection {
                 let start = start.unwrap_or(VitConfig::base16(1000));
                 Network::Vit(self.vit(&start, of_file.is_some(), seed)?, patch)
             }
-            _ => bail!("model.name `{name}` is unknown; there are {MODELS}"),
+            // A word of model.name has been looked at before.
+            _ => bail!("model.weights: its config.json is of `{name}`; there are {MODELS}"),
         })
     }
 

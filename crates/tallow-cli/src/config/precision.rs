@@ -100,11 +100,11 @@ impl PrecisionSection {
     }
 
     fn loss_scale(&self, compute: Compute) -> Result<LossScale> {
-        let dynamic = || LossScale::dynamic(DynamicScale::STANDARD).context("precision.loss_scale");
+        let dynamic = || LossScale::dynamic(DynamicScale::STANDARD).expect("the standard is one");
         match &self.loss_scale {
-            None if compute == Compute::F16 => dynamic(),
+            None if compute == Compute::F16 => Ok(dynamic()),
             None | Some(Scale::Word(ScaleWord::Off)) => Ok(LossScale::off()),
-            Some(Scale::Word(ScaleWord::Dynamic)) => dynamic(),
+            Some(Scale::Word(ScaleWord::Dynamic)) => Ok(dynamic()),
             Some(Scale::Number(scale)) => {
                 LossScale::fixed(*scale as f32).context("precision.loss_scale")
             }

@@ -1,37 +1,7 @@
-//! What the table of keys is for: refusals that name the nearest key, documented defaults, a schema.
+//! What the table of keys is for, beside refusals: documented defaults, a schema.
 
 use super::keys::{KEYS, Kind, SECTIONS};
-use anyhow::{Result, bail};
 use serde_json::{Value, json};
-
-/// Refuses a section, or a key of a section, that does not exist, and says what comes closest.
-pub(super) fn check_known(table: &toml::Table) -> Result<()> {
-    for (section, value) in table {
-        if !SECTIONS.iter().any(|(name, _)| name == section) {
-            let names = SECTIONS.map(|(name, _)| name);
-            bail!("section `{section}` is unknown{}", instead(section, &names));
-        }
-        for key in value.as_table().into_iter().flat_map(toml::Table::keys) {
-            let keys = KEYS.iter().filter(|k| k.section == section);
-            let names: Vec<&str> = keys.map(|k| k.name).collect();
-            if !names.contains(&key.as_str()) {
-                bail!("{section}.{key} is unknown{}", instead(key, &names));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The nearest of `names`, or all where none is near.
-fn instead(word: &str, names: &[&str]) -> String {
-    /// Of Jaro and Winkler, from 0 to 1.
-    const NEAR: f64 = 0.75;
-    let near = names.iter().map(|name| (strsim::jaro_winkler(word, name), name));
-    match near.max_by(|a, b| a.0.total_cmp(&b.0)) {
-        Some((likeness, name)) if likeness >= NEAR => format!("; did you mean `{name}`?"),
-        _ => format!("; there are {}", names.join(", ")),
-    }
-}
 
 /// The configuration `values` as documented TOML: every key, those without a value as comments.
 pub(super) fn documented(values: &toml::Table) -> String {
@@ -235,20 +205,6 @@ mod tests {
                     assert!(is_other || is_same, "{section}.{key}: {in_force:?} of {value}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn the_nearest_name_is_named() {
-        let refusal =
-            |setting: &str| load(None, &[setting.to_string()], None).unwrap_err().to_string();
-        for (setting, nearest) in [
-            ("train.btach=3", "train.btach is unknown; did you mean `batch`?"),
-            ("trian.batch=3", "section `trian` is unknown; did you mean `train`?"),
-            ("train.lr=3", "train.lr is unknown; there are batch, micro_batch,"),
-            ("model.lora_ranks=3", "did you mean `lora_rank`?"),
-        ] {
-            assert!(refusal(setting).contains(nearest), "{}", refusal(setting));
         }
     }
 }

@@ -16,6 +16,8 @@ const N_TICKS: f64 = 5.0;
 pub(super) struct Axes {
     /// Below the chart.
     pub(super) x_name: &'static str,
+    /// What lies on the horizontal axis at least: charts of one run begin and end alike.
+    pub(super) xs: (f64, f64),
     /// Whether 0 is on the vertical axis whatever the values.
     pub(super) from_zero: bool,
 }
@@ -38,11 +40,16 @@ struct Frame {
 }
 
 impl Frame {
-    fn of(points: impl Iterator<Item = (f64, f64)>, from_zero: bool) -> Option<Self> {
+    /// Around `points`, and from the first to the last of `xs` at least.
+    fn of(
+        points: impl Iterator<Item = (f64, f64)>,
+        xs: (f64, f64),
+        from_zero: bool,
+    ) -> Option<Self> {
         let all: Vec<(f64, f64)> = points.filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
-        let (first_x, first_y) = *all.first()?;
+        let (_, first_y) = *all.first()?;
         let grow = |(low, high): (f64, f64), v: f64| (low.min(v), high.max(v));
-        let x = all.iter().fold((first_x, first_x), |range, p| grow(range, p.0));
+        let x = all.iter().fold(xs, |range, p| grow(range, p.0));
         let mut y = all.iter().fold((first_y, first_y), |range, p| grow(range, p.1));
         if from_zero {
             y = grow(y, 0.0);
@@ -137,7 +144,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 /// Whatever lines there are, with `marks` on the horizontal axis; nothing if no line has a point.
 pub(super) fn lines(axes: &Axes, lines: &[Line], marks: &[f64]) -> String {
     let all = lines.iter().flat_map(|line| line.points.iter().copied());
-    let Some(frame) = Frame::of(all, axes.from_zero) else { return String::new() };
+    let Some(frame) = Frame::of(all, axes.xs, axes.from_zero) else { return String::new() };
     let mut svg = frame.axes(axes.x_name);
     for &mark in marks {
         let (x, y) = frame.at((mark, frame.y.0));
@@ -162,6 +169,9 @@ pub(super) fn lines(axes: &Axes, lines: &[Line], marks: &[f64]) -> String {
     figure(&svg, &names)
 }
 
+/// A limit so many times above what is drawn would press that flat: it is named, not drawn.
+const FAR_ABOVE: f64 = 4.0;
+
 /// Layers on each other over `xs`, and a line across at `limit`.
 pub(super) fn stacked(
     x_name: &str,
@@ -170,8 +180,13 @@ pub(super) fn stacked(
     limit: Option<f64>,
 ) -> String {
     let sums = (0..xs.len()).map(|i| (xs[i], layers.iter().map(|layer| layer.1[i]).sum()));
-    let ends = xs.first().copied().zip(limit);
-    let Some(frame) = Frame::of(sums.chain(ends), true) else { return String::new() };
+    let highest = sums.clone().map(|(_, sum): (f64, f64)| sum).fold(0.0, f64::max);
+    let drawn = limit.filter(|limit| *limit <= FAR_ABOVE * highest);
+    let (Some(&first), Some(&last)) = (xs.first(), xs.last()) else { return String::new() };
+    let top = drawn.map(|limit| (first, limit));
+    let Some(frame) = Frame::of(sums.chain(top), (first, last), true) else {
+        return String::new();
+    };
     let mut svg = frame.axes(x_name);
     let mut below = vec![0.0; xs.len()];
     let mut names = Vec::new();
@@ -187,10 +202,12 @@ pub(super) fn stacked(
         names.push((format!("c{colour}"), name.clone()));
         below = above;
     }
-    if let Some(limit) = limit {
+    if let Some(limit) = drawn {
         let path = frame.path(&[(frame.x.0, limit), (frame.x.1, limit)]);
         let _ = write!(svg, "<path class=\"line limit\" d=\"{path}\" />");
         names.push(("limit".to_string(), "budget".to_string()));
+    } else if let Some(limit) = limit {
+        names.push(("limit".to_string(), format!("budget, far above: {limit:.0}")));
     }
     figure(&svg, &names)
 }
@@ -238,12 +255,27 @@ mod tests {
         assert!(thin.windows(2).all(|pair| pair[0].0 <= pair[1].0));
     }
 
+    /// What is held fills the chart, whatever the budget.
+    #[test]
+    fn a_limit_far_above_is_named() {
+        let of = |limit| {
+            let layers = [("weights".to_string(), vec![2.0, 3.0])];
+            stacked("seconds", &[0.0, 1.0], &layers, Some(limit))
+        };
+        assert!(of(10.0).contains("line limit") && of(10.0).contains(">budget<"));
+        assert!(!of(1000.0).contains("line limit"));
+        assert!(of(1000.0).contains(">budget, far above: 1000<"));
+    }
+
     #[test]
     fn one_point_and_none_are_drawn() {
-        let axes = Axes { x_name: "update", from_zero: false };
+        let axes = Axes { x_name: "update", xs: (1.0, 9.0), from_zero: false };
         let line = |points| Line { name: "loss".into(), colour: 0, points, has_dots: true };
         assert_eq!(lines(&axes, &[line(Vec::new())], &[]), "");
         let svg = lines(&axes, &[line(vec![(3.0, 2.5), (4.0, f64::NAN)])], &[3.0]);
         assert!(svg.contains("<circle") && !svg.contains("NaN"), "{svg}");
+        // A quarter of the way.
+        let x = LEFT + (WIDTH - LEFT - RIGHT) / 4.0;
+        assert!(svg.contains(&format!("cx={x:.1} ")), "{svg}");
     }
 }

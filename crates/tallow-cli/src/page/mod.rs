@@ -103,6 +103,12 @@ impl Run {
         self.metrics.iter().filter_map(point).collect()
     }
 
+    /// The first update and the last.
+    fn updates(&self) -> (f64, f64) {
+        let updates = self.metrics.iter().filter_map(|line| line["update"].as_f64());
+        updates.fold((1.0, 1.0), |(first, last), update| (first, last.max(update)))
+    }
+
     /// Updates that were not applied.
     fn skipped(&self) -> Vec<f64> {
         let lines = self.metrics.iter().filter(|line| line["applied"] == false);
@@ -185,14 +191,15 @@ fn loss(run: &Run) -> String {
         line("training, before each update", 0, "loss", false),
         line("held out", 1, "held_out_loss", true),
     ];
-    chart::lines(&Axes { x_name: "update", from_zero: false }, &lines, &run.skipped())
+    let axes = Axes { x_name: "update", xs: run.updates(), from_zero: false };
+    chart::lines(&axes, &lines, &run.skipped())
 }
 
 fn single(run: &Run, key: &str, colour: usize, from_zero: bool) -> String {
     let (points, name) = (run.over_updates(key), key.replace('_', " "));
     let has_dots = key == "accuracy";
     let lines = [Line { name, colour, points, has_dots }];
-    chart::lines(&Axes { x_name: "update", from_zero }, &lines, &[])
+    chart::lines(&Axes { x_name: "update", xs: run.updates(), from_zero }, &lines, &[])
 }
 
 fn bytes(value: &Value, category: &str) -> Option<f64> {

@@ -205,18 +205,14 @@ fn seq_tokens(data: &DataSection, context: usize) -> Result<usize> {
 }
 
 fn synthetic(network: &Network, data: &DataSection) -> Result<Source> {
-    let only = |key: &str, given: bool, name: &str| {
-        ensure!(!given, "data.{key} is given, but {name} has none");
-        Ok(())
-    };
-    let kind = match (network.tokens(), network.images()) {
+    let kind = format!("{SYNTHETIC} for {}", network.name());
+    let samples = match (network.tokens(), network.images()) {
         (Some((vocab, context)), _) => {
-            only("image_size", data.image_size.is_some(), network.name())?;
-            only("n_classes", data.n_classes.is_some(), network.name())?;
+            only_has(data, &kind, &["n_samples", "seq_tokens"])?;
             Kind::Tokens { n_tokens: seq_tokens(data, context)?, vocab }
         }
         (None, images) => {
-            only("seq_tokens", data.seq_tokens.is_some(), network.name())?;
+            only_has(data, &kind, &["n_samples", "image_size", "n_classes"])?;
             let (channels, default) = images.expect("what learns no tokens learns images");
             let [height, width] = image_size(data, default)?;
             let n_classes = data.n_classes.unwrap_or(if channels == 1 { 10 } else { 1000 });
@@ -228,5 +224,5 @@ fn synthetic(network: &Network, data: &DataSection) -> Result<Source> {
     ensure!(n_samples > 0, "data.n_samples is 0, 1 is the least");
     ensure!(n_samples <= MOST, "data.n_samples is {n_samples}, {MOST} is the most");
     let held_out = data.held_out.unwrap_or((n_samples / 10).max(1));
-    Ok(Source::Synthetic { n_samples: [n_samples, held_out], kind })
+    Ok(Source::Synthetic { n_samples: [n_samples, held_out], kind: samples })
 }

@@ -119,7 +119,7 @@ pub(crate) fn open(place: &Place, format: Format, columns: &Columns) -> Result<P
         Format::Safetensors => safetensors(place, columns),
         Format::Npy => npy(place, columns),
         Format::JsonLines | Format::Text | Format::Raw(_) => {
-            bail!("data.source `{}` holds text or tokens, no images", place.name)
+            unreachable!("{} has no images, so it was refused as a source of them", format.name())
         }
     }
 }
@@ -186,7 +186,10 @@ fn parquet(place: &Place, columns: &Columns) -> Result<Pictures> {
     let alone = shards(place, Format::Parquet, |input| ParquetRows::open(input, &[&label]))?;
     let class = move |rows: &Concat<ParquetRows>, index, cell: Option<Cell>| match cell {
         Some(Cell::Int(class)) if u32::try_from(class).is_ok() => Ok(class as u32),
-        cell => Err(wrong(rows, index, format!("column `{label}` is {cell:?}, no class"))),
+        Some(Cell::Int(number)) => {
+            Err(wrong(rows, index, format!("column `{label}` is {number}, no class")))
+        }
+        _ => Err(wrong(rows, index, format!("column `{label}` holds no whole number"))),
     };
     let class_alone = class.clone();
     let labels = mapped(alone, move |rows, index| class_alone(rows, index, rows.get(index)?.pop()));
@@ -206,7 +209,7 @@ fn parquet(place: &Place, columns: &Columns) -> Result<Pictures> {
 /// A column of paths, relative to the file's folder, or else a pixel in each column but the label's.
 fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures> {
     let rows = Arc::new(shards(place, Format::Csv(options), |input| Csv::open(input, options))?);
-    let first = rows.parts().first().context("data.source holds no file")?;
+    let first = &rows.parts()[0]; // `inputs` has refused a place without files
     let named = |name: &str| first.column(name).context("data.source");
     let label = named(columns.label.as_deref().unwrap_or("label"))?;
     let path = match &columns.image {
@@ -226,7 +229,8 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
         Some(path) => {
             ensure!(
                 !Place::is_url(&place.name),
-                "data.source: a CSV file in a store has no images"
+                "data.source `{}` is in a store, where the images it names are not looked for",
+                place.name
             );
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
@@ -250,7 +254,9 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
             );
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
-                let byte = |&column: &usize| record[column].trim().parse::<u8>();
+                let field =
+                    |column: usize| record.as_slice().get(column).map_or("", |field| field.trim());
+                let byte = |&column: &usize| field(column).parse::<u8>();
                 let bytes: Result<Vec<u8>, _> = pixels.iter().map(byte).collect();
                 let bytes =
                     bytes.map_err(|_| wrong(rows, index, "a pixel is not from 0 to 255"))?;
@@ -270,9 +276,9 @@ fn safetensors(place: &Place, columns: &Columns) -> Result<Pictures> {
     };
     let labels = mapped(rows(&[&label])?, |rows, index| class(rows, index, &rows.get(index)?[0]));
     let source = mapped(rows(&[&image, &label])?, |rows, index| {
-        let arrays = rows.get(index)?;
+        let mut arrays = rows.get(index)?; // one of each name
         let label = class(rows, index, &arrays[1])?;
-        pixels(rows, index, arrays.into_iter().next(), label)
+        pixels(rows, index, arrays.swap_remove(0), label)
     });
     Ok(Pictures { source, classes: Classes::Labels(labels) })
 }
@@ -296,7 +302,7 @@ fn npy(place: &Place, columns: &Columns) -> Result<Pictures> {
     let labels = mapped(classes.clone(), |rows, index| class(rows, index, &rows.get(index)?));
     let source = mapped(images, move |images, index| {
         let label = class(&classes, index, &classes.get(index)?)?;
-        pixels(images, index, Some(images.get(index)?), label)
+        pixels(images, index, images.get(index)?, label)
     });
     Ok(Pictures { source, classes: Classes::Labels(labels) })
 }
@@ -326,9 +332,8 @@ enum Layout {
 }
 
 /// An array of bytes `[H, W]`, `[C, H, W]` or `[H, W, C]` with one or three channels as an image.
-fn pixels<S: Source>(rows: &S, index: u64, array: Option<Array>, label: u32) -> Fallible<Picture> {
-    let Array { dtype, dims, bytes } =
-        array.ok_or_else(|| wrong(rows, index, "there is no image"))?;
+fn pixels<S: Source>(rows: &S, index: u64, array: Array, label: u32) -> Fallible<Picture> {
+    let Array { dtype, dims, bytes } = array;
     let shape = match dims[..] {
         [height, width] => Some(([1, height, width], Layout::ChannelsLast)),
         [channels @ (1 | 3), height, width] => {

@@ -69,7 +69,8 @@ impl Place {
     }
 
     fn add_objects(&self, url: &str, endings: &[&str], inputs: &mut Vec<Input>) -> Result<()> {
-        let (above, below) = url.rsplit_once('/').context("an address has a path")?;
+        let parts = url.rsplit_once('/').filter(|(above, _)| Self::is_url(above));
+        let (above, below) = parts.with_context(|| format!("`{url}` has no path to an object"))?;
         let cache = Cache::open(&self.cache_dir, self.cache_bytes).context("data.cache_dir")?;
         let store = Store::from_url(above, self.options(url))?;
         if !below.is_empty() {

@@ -118,12 +118,13 @@ fn texts(
         }
         Format::Csv(options) => {
             let rows = shards(place, format, |input| Csv::open(input, options))?;
-            let first = rows.parts().first().context("data.source holds no file")?;
-            let column = first.column(&name).context("data.source")?;
+            // `inputs` has refused a place without files.
+            let column = rows.parts()[0].column(&name).context("data.source")?;
             mapped(rows, move |rows, index| {
                 let mut record = rows.get(index)?;
                 match column < record.len() {
                     true => Ok(record.swap_remove(column)),
+                    // Opening has counted the fields: the file has changed since.
                     false => Err(wrong(rows, index, "a record without the column of text")),
                 }
             })
@@ -147,7 +148,7 @@ fn texts(
             })
         }
         Format::Images | Format::List | Format::Safetensors | Format::Npy | Format::Raw(_) => {
-            bail!("data.tokenizer is given, but data.source `{}` has no texts", place.name)
+            unreachable!("{} has no texts, so no tokenizer was taken for it", format.name())
         }
     })
 }

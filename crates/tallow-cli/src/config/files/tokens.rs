@@ -9,7 +9,7 @@ use super::{
     texts::Reader,
 };
 use crate::config::source::{Opened, Samples};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use candle_core::{DType, Device};
 use std::sync::Arc;
 use tallow_data::{
@@ -117,9 +117,8 @@ impl TokenSource {
                 let open = |input| SafetensorsFile::open(input)?.rows(&[name]);
                 self.rows(shards(place, format, open)?, |row: &Vec<Array>| &row[0])
             }
-            _ => bail!(
-                "data.source `{}`, format {}: no tokens without data.tokenizer",
-                place.name,
+            _ => unreachable!(
+                "{} holds no tokens, and without a reader it was refused",
                 format.name()
             ),
         })
@@ -127,7 +126,7 @@ impl TokenSource {
 
     fn is_matrix(&self) -> Result<bool> {
         let inputs = self.place.inputs(self.format.endings())?;
-        let first = inputs.into_iter().next().context("data.source holds no file")?;
+        let first = inputs.into_iter().next().expect("`inputs` has refused a place without files");
         // Tokens of two bytes have no tensor: those are read as one long row.
         Ok(Npy::open(first).is_ok_and(|array| !array.row_dims().is_empty()))
     }
