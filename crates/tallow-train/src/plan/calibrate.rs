@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use tallow_accum::accumulator_bytes;
 use tallow_memory::{Ledger, Meter, NoMeter, Scope, Watermark, peak_during};
 use tallow_models::Segments;
+use tallow_precision::Policy;
 use tallow_recompute::{Bytes, Check, Plan, Saved, SegmentCost};
 use tallow_tensor::pass;
 
@@ -41,6 +42,30 @@ fn average_of(params: &[(String, Var)]) -> u64 {
     params.iter().map(|(_, var)| tallow_optim::average_bytes(var.elem_count() as u64)).sum()
 }
 
+fn trained(params: &[(String, Var)], space: &Space) -> Vec<(String, Var)> {
+    params.iter().filter(|(name, _)| space.optimizers[0].is_trained(name)).cloned().collect()
+}
+
+/// Of released gradients those that wait for a part from another segment: of tied parameters, which
+/// segments give more of than there is.
+fn tied_bytes(
+    trained: &[(String, Var)],
+    copies: &[(String, Var)],
+    policy: &Policy,
+    costs: &[SegmentCost],
+) -> u64 {
+    let size = |(name, var): &(String, Var)| {
+        let copy = copies.iter().find(|(copied, _)| copied == name);
+        let used = copy.map_or(var, |(_, copy)| copy);
+        (used.elem_count() * used.dtype().size_in_bytes()) as u64
+    };
+    let given: u64 = costs.iter().map(|cost| cost.param_grad_bytes).sum();
+    let all: u64 = trained.iter().map(size).sum();
+    // They wait in the precision of gradients.
+    let [from, to] = [policy.compute, policy.gradient].map(|dtype| dtype.size_in_bytes() as u64);
+    given.saturating_sub(all) / from * to
+}
+
 impl Calibration {
     /// Builds the model and runs its segments on the smallest micro-batches that it takes.
     pub(super) fn run<W: Workload>(
@@ -56,8 +81,7 @@ impl Calibration {
             let built_bytes = meter.current_bytes().saturating_sub(before_bytes);
             let params = built.masters.params();
             let state = |config| tallow_optim::state_bytes(&params, config);
-            let is_trained = |(name, _): &&(String, Var)| space.optimizers[0].is_trained(name);
-            let trained: Vec<_> = params.iter().filter(is_trained).cloned().collect();
+            let trained = trained(&params, space);
             let left = budget.saturating_sub(before_bytes);
             Ok(Self {
                 policy,
@@ -183,6 +207,14 @@ fn measure<W: Workload>(
             cost.backward_peak_bytes = cost.backward_peak_bytes.max(gathered.saturating_sub(gone));
         }
     }
+    if space.gradients == Gradients::Released {
+        let (params, copies) = (trained(&built.masters.params(), space), built.masters.copies());
+        let waiting = tied_bytes(&params, &copies, &space.policies[policy], &costs);
+        // From the head's backward on, which gives the first part.
+        if let [before_head @ .., _] = &mut costs[..] {
+            before_head.iter_mut().for_each(|cost| cost.backward_peak_bytes += waiting);
+        }
+    }
     Ok(costs)
 }
 
@@ -234,6 +266,41 @@ impl Bytes for Scoped<'_> {
         match self.meter.peak_scope() {
             Some(scope) => drop(self.scope.replace(Some(scope))),
             None => self.meter.reset_peak(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use tallow_models::Gpt2Config;
+    use tallow_precision::Masters;
+    use tallow_tensor::Params;
+
+    #[test]
+    fn a_tied_weight_waits_in_the_precision_of_gradients() {
+        let (vocab, dim) = (500, 64);
+        let small = Gpt2Config::small();
+        let config =
+            Gpt2Config { vocab, context: 64, model_dim: dim, n_heads: 2, n_layers: 1, ..small };
+        for policy in [Policy::f32(), Policy::bf16()] {
+            let masters = Masters::new(policy.clone(), Params::new(0)).expect("a policy");
+            let _model = config.build(masters.builder(&Device::Cpu)).expect("a network");
+            let params = masters.params();
+            let used = |(name, var): &(String, Var)| {
+                let copy = masters.copies().into_iter().find(|(copied, _)| copied == name);
+                bytes_of(&[copy.unwrap_or_else(|| (name.clone(), var.clone()))])
+            };
+            let of_params: u64 = params.iter().map(used).sum();
+            let of_head = (vocab * dim * policy.compute.size_in_bytes()) as u64;
+            let cost =
+                |param_grad_bytes| SegmentCost { param_grad_bytes, ..SegmentCost::default() };
+            let twice =
+                |costs: &[SegmentCost]| tied_bytes(&params, &masters.copies(), &policy, costs);
+            let waiting = (vocab * dim * policy.gradient.size_in_bytes()) as u64;
+            assert_eq!(twice(&[cost(of_params), cost(of_head)]), waiting);
+            assert_eq!(twice(&[cost(of_params)]), 0);
         }
     }
 }
