@@ -15,12 +15,7 @@ use num_traits::Float;
 /// # Panics
 /// If the lengths differ.
 pub fn gelu_tanh<T: Element>(out: &mut [T], x: &[T]) {
-    map(
-        out,
-        x,
-        #[inline(always)]
-        |x| gelu_tanh_of(x),
-    );
+    map(out, x, gelu_tanh_of);
 }
 
 /// Gradient of [`gelu_tanh`]: with `s = s(2 u)`, `dx = dout * (s + x 2 s (1 - s) du/dx)`.
@@ -77,12 +72,7 @@ fn gelu_inner<R: Real>(x: R) -> R {
 /// # Panics
 /// If the lengths differ.
 pub fn gelu_erf<T: Element>(out: &mut [T], x: &[T]) {
-    map(
-        out,
-        x,
-        #[inline(always)]
-        |x| gelu_erf_of(x),
-    );
+    map(out, x, gelu_erf_of);
 }
 
 /// Gradient of [`gelu_erf`]: `dx = dout * (Phi(x) + x phi(x))`, `phi` the normal density.
@@ -112,12 +102,7 @@ fn normal_cdf<R: Real>(x: R) -> R {
 /// # Panics
 /// If the lengths differ.
 pub fn silu<T: Element>(out: &mut [T], x: &[T]) {
-    map(
-        out,
-        x,
-        #[inline(always)]
-        |x| silu_of(x),
-    );
+    map(out, x, silu_of);
 }
 
 /// Gradient of [`silu`]: `dx = dout * s (1 + x (1 - s))`.

@@ -20,23 +20,25 @@ static ALLOCATOR: CountingAllocator<System> = CountingAllocator::new(System);
 static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 enum Net {
-    ResNet,
-    Gpt2,
-    /// A GPT-2 most of whose parameters are an embedding that is the head too.
-    Tied,
+    /// The digits' ResNet.
+    Images,
+    /// A GPT-2.
+    Tokens,
+    /// One most of whose parameters are an embedding that is the head too.
+    TiedTokens,
 }
 
 impl Net {
     fn vocab(&self) -> usize {
-        if matches!(self, Net::Tied) { 8000 } else { 500 }
+        if matches!(self, Net::TiedTokens) { 8000 } else { 500 }
     }
 }
 
 impl Net {
     fn data(&self, dtype: DType) -> Synthetic {
         let kind = match self {
-            Net::ResNet => Kind::Images { dims: [1, 28, 28], n_classes: 10, dtype },
-            Net::Gpt2 | Net::Tied => Kind::Tokens { n_tokens: 64, vocab: self.vocab() },
+            Net::Images => Kind::Images { dims: [1, 28, 28], n_classes: 10, dtype },
+            Net::Tokens | Net::TiedTokens => Kind::Tokens { n_tokens: 64, vocab: self.vocab() },
         };
         Synthetic { kind, n_samples: 64, seed: 1, device: Device::Cpu }
     }
@@ -50,8 +52,8 @@ impl Workload for Net {
         let masters = Masters::new(policy.clone(), params.clone())?;
         let vb = masters.builder(&Device::Cpu);
         let model: Self::Model = match self {
-            Net::ResNet => Box::new(ResNetConfig::digits().build(vb)?),
-            Net::Gpt2 | Net::Tied => {
+            Net::Images => Box::new(ResNetConfig::digits().build(vb)?),
+            Net::Tokens | Net::TiedTokens => {
                 let (small, vocab) = (Gpt2Config::small(), self.vocab());
                 let sizes = Gpt2Config { vocab, context: 64, model_dim: 64, ..small };
                 Box::new(Gpt2Config { n_layers: 3, n_heads: 2, ..sizes }.build(vb)?)
@@ -136,7 +138,7 @@ fn warm_threads(net: &Net, space: &Space) {
 #[test]
 fn the_peak_is_foreseen_within_5_percent_and_the_budget_is_kept() {
     let _alone = ONE_AT_A_TIME.lock();
-    for net in [Net::ResNet, Net::Gpt2] {
+    for net in [Net::Images, Net::Tokens] {
         let space = space();
         warm_threads(&net, &space);
         let before = ALLOCATOR.current_bytes();
@@ -171,14 +173,14 @@ fn a_released_gradient_of_a_tied_weight_is_priced() {
     let _alone = ONE_AT_A_TIME.lock();
     let released =
         Space { gradients: Gradients::Released, batch: 2, micro_batches: vec![2], ..space() };
-    warm_threads(&Net::Tied, &released);
+    warm_threads(&Net::TiedTokens, &released);
     for optimizer in [optim::StateFormat::F32, optim::StateFormat::BITS8].map(optimizer) {
         let space = Space { optimizers: vec![optimizer], ..released.clone() };
         let before = ALLOCATOR.current_bytes();
-        let found = plan(&Net::Tied, &space, None, &ALLOCATOR).expect("no limit");
+        let found = plan(&Net::TiedTokens, &space, None, &ALLOCATOR).expect("no limit");
         for chosen in &found.candidates {
             let foreseen = chosen.peak_bytes() - before;
-            let ((), held) = peak_during(&ALLOCATOR, || train(&Net::Tied, &space, chosen));
+            let ((), held) = peak_during(&ALLOCATOR, || train(&Net::TiedTokens, &space, chosen));
             let error = 100.0 * (foreseen as f64 / held as f64 - 1.0);
             let what = format!("{foreseen} foreseen, {held} held, {error:+.2} %: {}", chosen.terms);
             println!("{:?} {what}", chosen.choice);
@@ -194,13 +196,13 @@ fn an_average_is_priced() {
     let one = Space { micro_batches: vec![16], policies: vec![Policy::f32()], ..space() };
     let one = Space { optimizers: vec![optimizer(optim::StateFormat::F32)], ..one };
     // Threads keep scratch from their first product on: here it is before anything is compared.
-    drop(plan(&Net::Gpt2, &one, None, &ALLOCATOR).expect("no limit"));
+    drop(plan(&Net::Tokens, &one, None, &ALLOCATOR).expect("no limit"));
     let weights = [false, true].map(|has_average| {
         let space = Space { has_average, ..one.clone() };
-        let found = plan(&Net::Gpt2, &space, None, &ALLOCATOR).expect("no limit");
+        let found = plan(&Net::Tokens, &space, None, &ALLOCATOR).expect("no limit");
         found.candidates[found.chosen].terms.weights_bytes
     });
-    let built = Net::Gpt2.build(&Policy::f32()).expect("builds");
+    let built = Net::Tokens.build(&Policy::f32()).expect("builds");
     let params = built.masters.params();
     let n_elems = params.iter().map(|(_, var)| var.elem_count() as u64);
     // What is built is counted, names and all; the rest is arithmetic.
@@ -216,7 +218,7 @@ fn knobs_are_turned_in_the_users_order() {
         // Whether recomputation is worth its time is for the clock to say.
         let forbid = vec![Knob::Recompute];
         let space = Space { micro_batches: vec![16, 8], prefer, forbid, ..space() };
-        let found = plan(&Net::ResNet, &space, None, &ALLOCATOR).expect("no limit");
+        let found = plan(&Net::Images, &space, None, &ALLOCATOR).expect("no limit");
         assert!(found.candidates[0].knobs.is_empty());
         let place = found.candidates.iter().position(|c| c.knobs == [knob]);
         place.expect("a candidate turns it alone")
@@ -262,9 +264,9 @@ fn a_file_of_inputs_is_foreseen() {
         let space = Space { saved, ..one.clone() };
         let before = ALLOCATOR.current_bytes();
         let ((peak, saved), held) = peak_during(&ALLOCATOR, || {
-            let found = plan(&Net::Gpt2, &space, None, &ALLOCATOR).expect("no limit");
+            let found = plan(&Net::Tokens, &space, None, &ALLOCATOR).expect("no limit");
             let chosen = &found.candidates[found.chosen];
-            train(&Net::Gpt2, &space, chosen);
+            train(&Net::Tokens, &space, chosen);
             (chosen.peak_bytes() - before, chosen.terms.saved_activations_bytes)
         });
         let error = peak as f64 / held as f64 - 1.0;
@@ -281,7 +283,8 @@ fn what_does_not_fit_says_what_would() {
     let forbid = vec![Knob::Accumulate, Knob::Recompute, Knob::Bf16, Knob::LowState];
     let space = Space { forbid, ..space() };
     let before = ALLOCATOR.current_bytes();
-    let error = plan(&Net::Gpt2, &space, Some(before + (12 << 20)), &ALLOCATOR).expect_err("small");
+    let error =
+        plan(&Net::Tokens, &space, Some(before + (12 << 20)), &ALLOCATOR).expect_err("small");
     let Error::NothingFits(nothing) = &error else { panic!("{error}") };
     let (knob, bytes) = nothing.forbidden.expect("either alone would do");
     assert!(matches!(knob, Knob::Accumulate | Knob::Recompute), "{knob:?}");

@@ -84,26 +84,10 @@ impl<T: Element> Fused<'_, T> {
         }
         match activation {
             Activation::Identity => {}
-            Activation::Relu => each(
-                sums,
-                #[inline(always)]
-                |x| positive(x),
-            ),
-            Activation::GeluTanh => each(
-                sums,
-                #[inline(always)]
-                |x| gelu_tanh_of(x),
-            ),
-            Activation::GeluErf => each(
-                sums,
-                #[inline(always)]
-                |x| gelu_erf_of(x),
-            ),
-            Activation::Silu => each(
-                sums,
-                #[inline(always)]
-                |x| silu_of(x),
-            ),
+            Activation::Relu => each(sums, positive),
+            Activation::GeluTanh => each(sums, gelu_tanh_of),
+            Activation::GeluErf => each(sums, gelu_erf_of),
+            Activation::Silu => each(sums, silu_of),
         }
     }
 }

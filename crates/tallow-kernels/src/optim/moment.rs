@@ -148,7 +148,6 @@ impl<'a> Moment<'a> {
     }
 
     /// Reads elements `at..at + dst.len()`; `at` is a multiple of the block.
-
     pub(crate) fn load<A: Real>(&self, at: usize, dst: &mut [A]) {
         let n = dst.len();
         match self.format {
