@@ -62,6 +62,9 @@ impl Isa {
 
 /// Runs `f` compiled for the current instruction set. Loops in `f` then vectorise as wide as that
 /// allows; their results do not depend on it, for a multiply and an add are never contracted.
+///
+/// Closures handed to it, and to the loops that call it, are marked `#[inline(always)]`: one that stays
+/// a function of its own is compiled without the instruction set.
 #[inline(always)]
 pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
