@@ -68,11 +68,8 @@ fn input_gradient<T: Element, P: Packs<T>>(
     for phase in phases {
         let depth = group_out * phase.taps.len();
         let groups = (0..shape.cfg.groups).map(|group| {
-            let weight = &weight[group * group_out * shape.depth()..][..group_out * shape.depth()];
+            let (weight, dout, start) = of_group(shape, group, weight, dout);
             let left = Turned { weight, shape, taps: &phase.taps };
-            let dout = dout.get(group * group_out * shape.out_pixels()..).unwrap_or_default();
-            let image_elems = shape.channels * shape.in_pixels();
-            let start = (group * group_in * shape.in_pixels(), image_elems);
             let grid = (phase.start, shape.cfg.stride);
             Group {
                 left: Whole::<P>::new(&left, group_in, depth),
@@ -85,6 +82,21 @@ fn input_gradient<T: Element, P: Packs<T>>(
             product(groups.collect(), (group_in, n_pixels), depth);
         }
     }
+}
+
+/// The weight and the output's gradient from a group's first on, and where its planes begin: elements
+/// before the first and between two images.
+fn of_group<'a, T>(
+    shape: &Conv2dShape,
+    group: usize,
+    weight: &'a [T],
+    dout: &'a [T],
+) -> (&'a [T], &'a [T], (usize, usize)) {
+    let (first, n_weights) = (group * shape.group_out(), shape.group_out() * shape.depth());
+    let weight = &weight[first * shape.depth()..][..n_weights];
+    let dout = dout.get(first * shape.out_pixels()..).unwrap_or_default();
+    let in_pixels = shape.in_pixels();
+    (weight, dout, (group * shape.group_in() * in_pixels, shape.channels * in_pixels))
 }
 
 /// Most rows of a product that computes all phases at once.
@@ -138,11 +150,8 @@ fn merged_phases<T: Element, P: Packs<T>>(
         .map(|phase| window.taps.iter().map(|&at| tap_at(phase, at)).collect())
         .collect();
     let dst = Disjoint::new(dx);
-    let image_elems = shape.channels * shape.in_pixels();
     let groups = (0..shape.cfg.groups).map(|group| {
-        let weight = &weight[group * group_out * shape.depth()..][..group_out * shape.depth()];
-        let dout = dout.get(group * group_out * shape.out_pixels()..).unwrap_or_default();
-        let start = (group * group_in * shape.in_pixels(), image_elems);
+        let (weight, dout, start) = of_group(shape, group, weight, dout);
         let grid = |phase: &Phase| {
             let grid = (phase.start, shape.cfg.stride);
             Planes::new(dst, start, shape.input, &window, grid)
@@ -325,17 +334,15 @@ pub(super) struct WeightPlan {
     blocks_out: usize,
     blocks_in: usize,
     pub(super) block_in: usize,
-    block_out: usize,
     pub(super) n_cuts: usize,
 }
 
 impl WeightPlan {
     pub(super) fn new<P: Packed>(shape: &Conv2dShape) -> Self {
-        let block_out = BLOCK_OUT;
         let block_in = (BLOCK_DEPTH / shape.taps()).clamp(1, shape.group_in());
-        let blocks_out = shape.group_out().div_ceil(block_out);
+        let blocks_out = shape.group_out().div_ceil(BLOCK_OUT);
         let groups = shape.cfg.groups;
-        let mut plan = Self { groups, blocks_out, blocks_in: 1, block_in, block_out, n_cuts: 1 };
+        let mut plan = Self { groups, blocks_out, blocks_in: 1, block_in, n_cuts: 1 };
         plan.blocks_in = shape.group_in().div_ceil(block_in);
         // Smaller blocks first: cuts over pixels have partial sums to hold and to add.
         while plan.n_blocks() < MIN_TASKS && plan.block_in * shape.taps() >= 2 * MIN_BLOCK_DEPTH {
@@ -355,8 +362,8 @@ impl WeightPlan {
         let (group, b) =
             (b / (self.blocks_in * self.blocks_out), b % (self.blocks_in * self.blocks_out));
         let (first_out, first_in) =
-            (b / self.blocks_in * self.block_out, b % self.blocks_in * self.block_in);
-        let n_out = self.block_out.min(shape.group_out() - first_out);
+            (b / self.blocks_in * BLOCK_OUT, b % self.blocks_in * self.block_in);
+        let n_out = BLOCK_OUT.min(shape.group_out() - first_out);
         let n_in = self.block_in.min(shape.group_in() - first_in);
         WeightBlock { group, first_out, n_out, first_in, n_in }
     }

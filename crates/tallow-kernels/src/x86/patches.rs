@@ -10,24 +10,24 @@ use std::{arch::x86_64::*, ops::Range};
 
 /// A plane and a tap of it.
 #[derive(Clone, Copy)]
-struct At {
-    plane: isize,
-    tap: usize,
+pub(super) struct At {
+    pub(super) plane: isize,
+    pub(super) tap: usize,
 }
 
 impl At {
-    fn new(rows: &PanelRows, p: usize) -> Self {
-        let n_taps = rows.reach.len();
-        Self { plane: (p / n_taps * rows.plane_elems) as isize, tap: p % n_taps }
+    /// Tap `p % n_taps` of plane `p / n_taps`.
+    pub(super) fn new(p: usize, n_taps: usize, plane_elems: usize) -> Self {
+        Self { plane: (p / n_taps * plane_elems) as isize, tap: p % n_taps }
     }
 
     /// This one; goes on to the next.
     #[inline(always)]
-    fn next(&mut self, rows: &PanelRows) -> Self {
+    pub(super) fn next(&mut self, n_taps: usize, plane_elems: usize) -> Self {
         let at = *self;
         self.tap += 1;
-        if self.tap == rows.reach.len() {
-            *self = Self { plane: self.plane + rows.plane_elems as isize, tap: 0 };
+        if self.tap == n_taps {
+            *self = Self { plane: self.plane + plane_elems as isize, tap: 0 };
         }
         at
     }
@@ -42,11 +42,12 @@ impl At {
 pub(crate) unsafe fn pack(dst: &mut [bf16], panels: &[PanelRows], depth: Range<usize>) {
     let n_pairs = depth.len().next_multiple_of(STEP_BF16) / 2;
     assert!(dst.len() >= panels.len() * n_pairs * 2 * NR, "patches: panel length");
-    let mut at = At::new(&panels[0], depth.start);
+    let (n_taps, plane_elems) = (panels[0].reach.len(), panels[0].plane_elems);
+    let mut at = At::new(depth.start, n_taps, plane_elems);
     for pair in 0..n_pairs {
         let n = depth.len().saturating_sub(2 * pair);
-        let first = if n > 0 { at.next(&panels[0]) } else { at };
-        let second = if n > 1 { at.next(&panels[0]) } else { at };
+        let first = if n > 0 { at.next(n_taps, plane_elems) } else { at };
+        let second = if n > 1 { at.next(n_taps, plane_elems) } else { at };
         for (q, rows) in panels.iter().enumerate() {
             let zero = _mm256_setzero_si256();
             // SAFETY: the caller's promise; `dst` is long enough by the check.
@@ -74,9 +75,10 @@ pub(crate) unsafe fn turn_block(
     assert!(dst.len() == NR * STEP_BF16 && cols.len() <= NR, "patches: block length");
     let mut lanes = [_mm512_setzero_si512(); NR];
     if let Some(low) = &halves[0] {
-        let mut at = At::new(low, cols.start);
+        let (n_taps, plane_elems) = (low.reach.len(), low.plane_elems);
+        let mut at = At::new(cols.start, n_taps, plane_elems);
         for lane in lanes.iter_mut().take(cols.len()) {
-            let at = at.next(low);
+            let at = at.next(n_taps, plane_elems);
             // SAFETY: the caller's promise.
             unsafe {
                 let a = _mm512_castsi256_si512(row(low, at));

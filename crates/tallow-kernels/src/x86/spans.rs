@@ -1,6 +1,9 @@
 //! AVX-512: what lies under a window, where the lanes of a panel or two lie in up to two runs.
 
-use super::{avx512::transposed, patches::spread};
+use super::{
+    avx512::transposed,
+    patches::{At, spread},
+};
 use crate::{
     conv::window::{Reach, Span},
     micro::{NR, STEP_BF16},
@@ -13,30 +16,6 @@ const AHEAD: usize = 8;
 
 /// A source, and the distance between two of its planes.
 type PlanesOf<'a, T> = (&'a [T], usize);
-
-/// A plane and a tap of it.
-#[derive(Clone, Copy)]
-struct At {
-    plane: isize,
-    tap: usize,
-}
-
-impl At {
-    fn new(p: usize, n_taps: usize, plane_elems: usize) -> Self {
-        Self { plane: (p / n_taps * plane_elems) as isize, tap: p % n_taps }
-    }
-
-    /// This one; goes on to the next.
-    #[inline(always)]
-    fn next(&mut self, n_taps: usize, plane_elems: usize) -> Self {
-        let at = *self;
-        self.tap += 1;
-        if self.tap == n_taps {
-            *self = Self { plane: self.plane + plane_elems as isize, tap: 0 };
-        }
-        at
-    }
-}
 
 /// Packs panels of `f32` side by side into `dst`, one after the other.
 /// # Safety
@@ -138,7 +117,7 @@ pub(crate) unsafe fn pack_bf16(
                 let b = if n > 1 { row_bf16(x, span, second) } else { zero };
                 let dst = dst.add(2 * s * n_panel + pair * 2 * NR);
                 _mm512_storeu_si512(dst.cast(), _mm512_permutex2var_epi16(a, low, b));
-                if span.n_panels() == 2 {
+                if !span.reach[1].is_empty() {
                     let row = _mm512_permutex2var_epi16(a, high, b);
                     _mm512_storeu_si512(dst.add(n_panel).cast(), row);
                 }
