@@ -16,8 +16,8 @@ use tallow_kernels::{
     embedding::embedding_backward,
     gemm::{Mat, Store, batched_gemm},
     loss::{
-        CrossEntropy, DEFAULT_CHUNK_BYTES, Linear, linear_cross_entropy,
-        linear_cross_entropy_backward,
+        CrossEntropy, Linear, LinearGrads, ONE_PASS_CHUNK_BYTES, linear_cross_entropy_with_grads,
+        scale_in_place, scale_into,
     },
     optim::Weight,
 };
@@ -150,13 +150,29 @@ impl<T: Weight> Work for Loss<T> {
         let (n_features, n_classes) = (*features, weight.len() / *features);
         let linear = Linear { x, weight, bias: None, n_features, n_classes };
         let config = CrossEntropy { ignore_index: -100, label_smoothing: 0.0 };
-        let chunk = DEFAULT_CHUNK_BYTES;
-        let sums = linear_cross_entropy(lse, &linear, targets, &config, chunk);
+        // Gradients are added up in the accumulator type, in place where that is the weight's.
+        let room = |grad: &mut [T]| match T::as_acc_mut(grad) {
+            Some(_) => vec![],
+            None => vec![T::Acc::of(0.0); grad.len()],
+        };
+        let (mut wide_x, mut wide_w) = (room(dx), room(dweight));
+        let sums = {
+            let x = T::as_acc_mut(dx).unwrap_or(&mut wide_x);
+            let weight = T::as_acc_mut(dweight).unwrap_or(&mut wide_w);
+            let grads = LinearGrads { x: Some(x), weight: Some(weight), bias: None };
+            let chunk = ONE_PASS_CHUNK_BYTES;
+            linear_cross_entropy_with_grads(lse, grads, &linear, targets, &config, chunk)
+        };
         let sums = sums.map_err(|error| error.to_string())?;
-        let (n, dx, dw) = (sums.n_counted as f64, Some(&mut dx[..]), Some(&mut dweight[..]));
+        let n = sums.n_counted as f64;
         *loss = sums.loss_sum / n;
-        linear_cross_entropy_backward(dx, dw, None, &linear, lse, targets, &config, 1.0 / n, chunk)
-            .map_err(|error| error.to_string())
+        for (grad, wide) in [(dx, &wide_x), (dweight, &wide_w)] {
+            match T::as_acc_mut(grad) {
+                Some(grad) => scale_in_place(grad, 1.0 / n),
+                None => scale_into(grad, wide, 1.0 / n),
+            }
+        }
+        Ok(())
     }
 
     fn samples(&self) -> Vec<f64> {

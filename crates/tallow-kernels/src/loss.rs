@@ -7,6 +7,7 @@
 // N rows · C classes
 
 mod linear;
+mod one_pass;
 
 use crate::{
     Element, Real, par,
@@ -17,6 +18,10 @@ use rayon::prelude::*;
 pub use linear::{
     DEFAULT_CHUNK_BYTES, Linear, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_backward_scratch_bytes, linear_cross_entropy_scratch_bytes,
+};
+pub use one_pass::{
+    LinearGrads, ONE_PASS_CHUNK_BYTES, linear_cross_entropy_with_grads,
+    linear_cross_entropy_with_grads_scratch_bytes, one_pass_pays, scale_in_place, scale_into,
 };
 
 /// What the targets mean.
@@ -60,6 +65,11 @@ pub struct Sums {
     pub n_counted: u64,
 }
 
+impl Sums {
+    /// Of no rows.
+    const NONE: Self = Self { loss_sum: 0.0, n_counted: 0 };
+}
+
 impl CrossEntropy {
     /// Finds the first target that is neither a class nor ignored.
     fn check(&self, targets: &[i64], n_classes: usize) -> Result<(), LossError> {
@@ -84,9 +94,14 @@ impl CrossEntropy {
     #[inline(always)]
     fn logit_grad<R: Real>(&self, x: R, lse: f64, hit: bool, n_classes: usize, scale: f64) -> R {
         let p = R::of(x.f64() - lse).quick_exp();
+        (p - R::of(self.wanted(hit, n_classes))) * R::of(scale)
+    }
+
+    /// `(1 - e) [j == t] + e / C`.
+    #[inline(always)]
+    fn wanted(&self, hit: bool, n_classes: usize) -> f64 {
         let at_target = if hit { 1.0 - self.label_smoothing } else { 0.0 };
-        let wanted = at_target + self.label_smoothing / n_classes as f64;
-        (p - R::of(wanted)) * R::of(scale)
+        at_target + self.label_smoothing / n_classes as f64
     }
 
     /// Turns a row's logits of the classes from `first` into their gradients.
@@ -113,9 +128,15 @@ impl CrossEntropy {
         }
     }
 
-    /// Loss and log-sum-exp of each row, summed in order.
-    fn sums(&self, lse: &mut [f64], targets: &[i64], rows: &[Online], n_classes: usize) -> Sums {
-        let mut sums = Sums { loss_sum: 0.0, n_counted: 0 };
+    /// Loss and log-sum-exp of each row, added to `sums` in order.
+    fn sums(
+        &self,
+        lse: &mut [f64],
+        targets: &[i64],
+        rows: &[Online],
+        n_classes: usize,
+        mut sums: Sums,
+    ) -> Sums {
         for ((lse, &target), row) in lse.iter_mut().zip(targets).zip(rows) {
             *lse = row.max + row.sum_exp.ln();
             if target != self.ignore_index {
@@ -147,16 +168,51 @@ impl Online {
 
     /// Adds the classes from `first`.
     fn absorb<T: Element>(&mut self, x: &[T], first: usize, class: Option<usize>, smooth: bool) {
-        let max_new = self.max.max(max(x).f64());
-        // While all logits are -inf they are exponentiated as they are, and give 0.
-        let shift = if max_new == f64::NEG_INFINITY { 0.0 } else { max_new };
+        let shift = self.see(x, first, class, smooth);
         let shift_acc = T::Acc::of(shift); // exact: a logit or 0
-        let sum_exp = lanes(
+        self.add(lanes(
             x,
             #[inline(always)]
             |x| (x.widen() - shift_acc).quick_exp().f64(),
-        );
-        self.sum_exp = self.sum_exp * (self.max - shift).exp() + sum_exp;
+        ));
+    }
+
+    /// As [`Online::absorb`]; of the logits `x` it leaves `exp(x - shift)`, and returns `shift`.
+    #[inline(always)]
+    fn absorb_in_place<R: Real>(
+        &mut self,
+        x: &mut [R],
+        first: usize,
+        class: Option<usize>,
+        smooth: bool,
+    ) -> f64 {
+        let shift = self.see(x, first, class, smooth);
+        let shift_acc = R::of(shift);
+        for x in x.iter_mut() {
+            *x = (*x - shift_acc).quick_exp();
+        }
+        self.add(lanes(
+            x,
+            #[inline(always)]
+            |x| x.f64(),
+        ));
+        shift
+    }
+
+    /// All of the classes from `first` but the sum of their exponentials: that is to be added next, relative
+    /// to the logit returned.
+    #[inline(always)]
+    fn see<T: Element>(
+        &mut self,
+        x: &[T],
+        first: usize,
+        class: Option<usize>,
+        smooth: bool,
+    ) -> f64 {
+        let max_new = self.max.max(max(x).f64());
+        // While all logits are -inf they are exponentiated as they are, and give 0.
+        let shift = if max_new == f64::NEG_INFINITY { 0.0 } else { max_new };
+        self.sum_exp *= (self.max - shift).exp();
         self.max = max_new;
         if smooth {
             self.sum += lanes(
@@ -168,6 +224,11 @@ impl Online {
         if let Some(x) = class.and_then(|class| x.get(class.checked_sub(first)?)) {
             self.at_target = x.widen().f64();
         }
+        shift
+    }
+
+    fn add(&mut self, sum_exp: f64) {
+        self.sum_exp += sum_exp;
     }
 
     /// `(1 - e) x[t] + e mean(x)`. An infinite logit must not meet a factor of 0.
@@ -204,7 +265,7 @@ pub fn cross_entropy<T: Element>(
     config.check(targets, n_classes)?;
     let mut rows = vec![Online::EMPTY; targets.len()];
     absorb_rows(&mut rows, x, targets, 0, n_classes, n_classes, config);
-    Ok(config.sums(lse, targets, &rows, n_classes))
+    Ok(config.sums(lse, targets, &rows, n_classes, Sums::NONE))
 }
 
 /// Gradient of [`cross_entropy`] times `scale`:

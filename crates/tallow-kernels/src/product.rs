@@ -22,9 +22,10 @@ pub(crate) trait Left<P> {
     }
 }
 
-/// A left operand packed whole, for many tiles to use.
+/// Rows of a left operand packed whole, for many tiles to use.
 pub(crate) struct Whole<P> {
     panels: Vec<Line>,
+    first: usize,
     n_rows: usize,
     element: std::marker::PhantomData<P>,
 }
@@ -35,10 +36,17 @@ pub(crate) fn whole_elems<P: Packed>(n_rows: usize, depth: usize) -> usize {
 }
 
 impl<P: Packed> Whole<P> {
+    /// All rows.
     pub(crate) fn new(left: &(impl Left<P> + Sync), n_rows: usize, depth: usize) -> Self {
+        Self::of_rows(left, 0..n_rows, depth)
+    }
+
+    pub(crate) fn of_rows(left: &(impl Left<P> + Sync), rows: Range<usize>, depth: usize) -> Self {
         let (isa, kc) = (Isa::current(), block_depth::<P>(depth));
-        let n_padded = n_rows.next_multiple_of(P::MR);
-        let mut panels = lines::<P>(whole_elems::<P>(n_rows, depth));
+        let n_padded = rows.len().next_multiple_of(P::MR);
+        let n_elems = whole_elems::<P>(rows.len(), depth);
+        let mut panels = WHOLE.take();
+        at_least::<P>(&mut panels, n_elems);
         for start in (0..depth).step_by(kc) {
             let block = start..depth.min(start + kc);
             let panel = P::MR * padded::<P>(block.len());
@@ -46,12 +54,18 @@ impl<P: Packed> Whole<P> {
             let dst = &mut dst[..n_padded / P::MR * panel];
             dst.par_chunks_mut(panel).with_min_len((1 << 14) / panel).enumerate().for_each(
                 |(p, dst)| {
-                    let rows = p * P::MR..n_rows.min((p + 1) * P::MR);
-                    left.pack(isa, dst, rows, block.clone());
+                    let first = rows.start + p * P::MR;
+                    left.pack(isa, dst, first..rows.end.min(first + P::MR), block.clone());
                 },
             );
         }
-        Self { panels, n_rows: n_padded, element: std::marker::PhantomData }
+        Self { panels, first: rows.start, n_rows: n_padded, element: std::marker::PhantomData }
+    }
+}
+
+impl<P> Drop for Whole<P> {
+    fn drop(&mut self) {
+        WHOLE.set(std::mem::take(&mut self.panels));
     }
 }
 
@@ -61,7 +75,7 @@ impl<P: Packed> Left<P> for Whole<P> {
     }
     fn packed(&self, first: usize, n_rows: usize, depth: Range<usize>) -> Option<&[P]> {
         let k = padded::<P>(depth.len());
-        let start = depth.start * self.n_rows + first * k;
+        let start = depth.start * self.n_rows + (first - self.first) * k;
         Some(&elems(&self.panels)[start..][..n_rows.next_multiple_of(P::MR) * k])
     }
 }
@@ -121,6 +135,8 @@ thread_local! {
     /// Kept between products, for a page that is new must be cleared by the system first.
     static BUFFERS: RefCell<Buffers> =
         const { RefCell::new(Buffers { left: Vec::new(), right: Vec::new(), sums: Vec::new() }) };
+    /// What a [`Whole`] was packed in, for the next one on this thread.
+    static WHOLE: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The first `n` elements of `buffer`, whatever they hold.

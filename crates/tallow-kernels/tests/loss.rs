@@ -4,7 +4,7 @@ mod support;
 use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
 use tallow_kernels::isa::Isa;
-use tallow_kernels::{Element, gemm, loss::*};
+use tallow_kernels::{Element, Real, gemm, loss::*};
 use tallow_testkit::{Reference, Tol, assert_close, central_difference, values, widen};
 
 /// Against PyTorch in f64, computed in f32.
@@ -75,33 +75,74 @@ struct Fused<T> {
     dbias: Vec<T>,
 }
 
-fn fused<T: Element>(i: &Inputs, scale: f64, chunk_bytes: u64) -> Fused<T> {
+impl<T: Element> Fused<T> {
+    /// Nothing computed yet.
+    fn nans(i: &Inputs) -> Self {
+        let nans = |n: usize| to::<T>(&vec![f64::NAN; n]);
+        let [dx, dweight, dbias] = [i.x.len(), i.weight.len(), i.n_classes].map(nans);
+        let sums = Sums { loss_sum: f64::NAN, n_counted: 0 };
+        Self { sums, lse: vec![f64::NAN; i.targets.len()], dx, dweight, dbias }
+    }
+}
+
+/// Loss and gradients of `inputs` with a scale, in chunks of some bytes.
+type Way<T> = fn(&Inputs, f64, u64) -> Fused<T>;
+
+/// In one pass and in two.
+fn ways<T: Element>() -> [Way<T>; 2] {
+    [fused, in_one_pass]
+}
+
+/// `run` with the operands of `i`.
+fn with_linear<T: Element, R>(i: &Inputs, run: impl FnOnce(&Linear<T>) -> R) -> R {
     let (x, weight) = (to::<T>(&i.x), to::<T>(&i.weight));
     let bias = i.bias.as_ref().map(|b| to::<T>(b));
-    let nans = |n: usize| to::<T>(&vec![f64::NAN; n]);
-    let (mut dx, mut dweight, mut dbias) = (nans(x.len()), nans(weight.len()), nans(i.n_classes));
-    let linear = Linear {
-        x: &x,
-        weight: &weight,
-        bias: bias.as_deref(),
-        n_features: i.n_features,
-        n_classes: i.n_classes,
-    };
-    let mut lse = vec![f64::NAN; i.targets.len()];
-    let sums = linear_cross_entropy(&mut lse, &linear, &i.targets, &i.config, chunk_bytes).unwrap();
-    linear_cross_entropy_backward(
-        Some(&mut dx),
-        Some(&mut dweight),
-        Some(&mut dbias),
-        &linear,
-        &lse,
-        &i.targets,
-        &i.config,
-        scale,
-        chunk_bytes,
-    )
-    .unwrap();
-    Fused { sums, lse, dx, dweight, dbias }
+    let (n_features, n_classes) = (i.n_features, i.n_classes);
+    run(&Linear { x: &x, weight: &weight, bias: bias.as_deref(), n_features, n_classes })
+}
+
+fn fused<T: Element>(i: &Inputs, scale: f64, chunk_bytes: u64) -> Fused<T> {
+    let mut got = Fused::<T>::nans(i);
+    let Fused { sums, lse, dx, dweight, dbias } = &mut got;
+    with_linear(i, |linear| {
+        *sums = linear_cross_entropy(lse, linear, &i.targets, &i.config, chunk_bytes).unwrap();
+        linear_cross_entropy_backward(
+            Some(dx),
+            Some(dweight),
+            Some(dbias),
+            linear,
+            lse,
+            &i.targets,
+            &i.config,
+            scale,
+            chunk_bytes,
+        )
+        .unwrap();
+    });
+    got
+}
+
+fn in_one_pass<T: Element>(i: &Inputs, scale: f64, chunk_bytes: u64) -> Fused<T> {
+    let mut got = Fused::<T>::nans(i);
+    let Fused { sums, lse, dx, dweight, dbias } = &mut got;
+    with_linear(i, |linear: &Linear<T>| {
+        let wide = |n: usize| vec![T::Acc::of(f64::NAN); n];
+        let (mut wide_x, mut wide_w, mut wide_b) =
+            (wide(dx.len()), wide(dweight.len()), wide(dbias.len()));
+        let grads = LinearGrads {
+            x: Some(&mut wide_x),
+            weight: Some(&mut wide_w),
+            bias: Some(&mut wide_b),
+        };
+        let (targets, config) = (&i.targets, &i.config);
+        *sums = linear_cross_entropy_with_grads(lse, grads, linear, targets, config, chunk_bytes)
+            .unwrap();
+        scale_into(dx, &wide_x, scale);
+        scale_into(dweight, &wide_w, scale);
+        scale_in_place(&mut wide_b, scale);
+        scale_into(dbias, &wide_b, 1.0);
+    });
+    got
 }
 
 #[test]
@@ -123,8 +164,9 @@ fn matches_pytorch() {
         };
         let n_counted = inputs.targets.iter().filter(|&&t| t != IGNORE).count() as f64;
         let scale = f64::from(get("dout").data[0]) / n_counted;
-        for chunk_bytes in [1, 100, DEFAULT_CHUNK_BYTES] {
-            let got = fused::<f32>(&inputs, scale, chunk_bytes);
+        let chunks = [1, 100, DEFAULT_CHUNK_BYTES].into_iter();
+        for (chunk_bytes, way) in chunks.flat_map(|c| ways::<f32>().map(|way| (c, way))) {
+            let got = way(&inputs, scale, chunk_bytes);
             let what = |part: &str| format!("{}.{part} in {chunk_bytes} bytes", case.name);
             let loss = got.sums.loss_sum / got.sums.n_counted as f64;
             assert_close(&what("out"), &[loss], &widen(&get("out").data), F32);
@@ -174,31 +216,35 @@ fn fused_gradients_match_central_differences() {
         ([3, 1, 8], 1.0, true, 1),
     ] {
         let inputs = Inputs::new(sizes, smoothing, bias);
-        let got = fused::<f64>(&inputs, 0.5, chunk_bytes);
         let with = |change: &dyn Fn(&mut Inputs)| {
             let mut moved = inputs.clone();
             change(&mut moved);
             0.5 * fused::<f64>(&moved, 0.0, chunk_bytes).sums.loss_sum
         };
-        let want = central_difference(|x| with(&|i| i.x = x.to_vec()), &inputs.x, STEP);
-        assert_close(&format!("dx {sizes:?}"), &got.dx, &want, DIFFERENCE);
-        let want = central_difference(|w| with(&|i| i.weight = w.to_vec()), &inputs.weight, STEP);
-        assert_close(&format!("dweight {sizes:?}"), &got.dweight, &want, DIFFERENCE);
-        if let Some(bias) = &inputs.bias {
-            let want = central_difference(|b| with(&|i| i.bias = Some(b.to_vec())), bias, STEP);
-            assert_close(&format!("dbias {sizes:?}"), &got.dbias, &want, DIFFERENCE);
+        for way in ways::<f64>() {
+            let got = way(&inputs, 0.5, chunk_bytes);
+            let want = central_difference(|x| with(&|i| i.x = x.to_vec()), &inputs.x, STEP);
+            assert_close(&format!("dx {sizes:?}"), &got.dx, &want, DIFFERENCE);
+            let want =
+                central_difference(|w| with(&|i| i.weight = w.to_vec()), &inputs.weight, STEP);
+            assert_close(&format!("dweight {sizes:?}"), &got.dweight, &want, DIFFERENCE);
+            if let Some(bias) = &inputs.bias {
+                let want = central_difference(|b| with(&|i| i.bias = Some(b.to_vec())), bias, STEP);
+                assert_close(&format!("dbias {sizes:?}"), &got.dbias, &want, DIFFERENCE);
+            }
         }
     }
 }
 
 #[test]
-fn chunks_change_nothing_beyond_rounding() {
+fn chunks_and_passes_change_nothing_beyond_rounding() {
     // More classes than a tile of 4096 holds.
     for sizes in [[7, 9, 65], [5, 4, 9000]] {
         let inputs = Inputs::new(sizes, 0.1, true);
         let want = fused::<f64>(&inputs, 1.0, u64::MAX);
-        for chunk_bytes in [1000, 8 * 4096, DEFAULT_CHUNK_BYTES] {
-            let got = fused::<f64>(&inputs, 1.0, chunk_bytes);
+        let chunks = [1000, 8 * 4096, DEFAULT_CHUNK_BYTES, u64::MAX].into_iter();
+        for (chunk_bytes, way) in chunks.flat_map(|c| ways::<f64>().map(|way| (c, way))) {
+            let got = way(&inputs, 1.0, chunk_bytes);
             assert_eq!(got.sums.n_counted, want.sums.n_counted);
             for (what, got, want) in [
                 ("loss", vec![got.sums.loss_sum], vec![want.sums.loss_sum]),
@@ -213,6 +259,34 @@ fn chunks_change_nothing_beyond_rounding() {
     }
 }
 
+/// What is reported of a loss does not depend on whether its gradients come along.
+#[test]
+fn the_loss_of_one_pass_is_that_of_forward_to_the_bit() {
+    fn check<T: Element>() {
+        for sizes in [[7, 9, 65], [30, 16, 9000]] {
+            let inputs = Inputs::new(sizes, 0.1, true);
+            for chunk_bytes in [1 << 19, u64::MAX] {
+                let [two, one] = ways::<T>().map(|way| way(&inputs, 1.0, chunk_bytes));
+                assert_eq!((two.sums, two.lse), (one.sums, one.lse));
+            }
+        }
+    }
+    check::<f32>();
+    check::<bf16>();
+    check::<f16>();
+    check::<f64>();
+}
+
+#[test]
+fn one_pass_is_worth_it_where_its_blocks_have_rows() {
+    // All classes of a row are few bytes, or the block holds all rows.
+    assert!(one_pass_pays::<f32>(4096, 256, DEFAULT_CHUNK_BYTES));
+    assert!(one_pass_pays::<f32>(3, 50257, DEFAULT_CHUNK_BYTES));
+    assert!(one_pass_pays::<f32>(4096, 50257, ONE_PASS_CHUNK_BYTES));
+    assert!(!one_pass_pays::<f32>(4096, 50257, DEFAULT_CHUNK_BYTES));
+    assert!(!one_pass_pays::<f32>(4096, 1 << 20, ONE_PASS_CHUNK_BYTES));
+}
+
 /// `f16` exactly; of `bf16` the sums may be in another order and the logits' gradient rounded too.
 #[test]
 fn half_is_the_f32_result_rounded_once() {
@@ -222,17 +296,19 @@ fn half_is_the_f32_result_rounded_once() {
         inputs.weight = f64s(&to::<T>(&inputs.weight));
         inputs.bias = inputs.bias.map(|b| f64s(&to::<T>(&b)));
         let rounded = |x: &[f32]| f64s(&to::<T>(&widen(x)));
-        let (got, want) = (fused::<T>(&inputs, 0.5, 4 * 300), fused::<f32>(&inputs, 0.5, 4 * 300));
         let tol = |t: f64| if exact { Tol::Exact } else { Tol::Rel(t) };
-        assert_eq!(got.sums.n_counted, want.sums.n_counted);
-        assert_close("loss", &[got.sums.loss_sum], &[want.sums.loss_sum], tol(1e-6));
-        assert_close("lse", &got.lse, &want.lse, tol(1e-6));
-        for (name, got, want) in [
-            ("dx", &got.dx, &want.dx),
-            ("dweight", &got.dweight, &want.dweight),
-            ("dbias", &got.dbias, &want.dbias),
-        ] {
-            assert_close(name, &f64s(got), &rounded(want), tol(2f64.powi(-7)));
+        for (way, wide) in ways::<T>().into_iter().zip(ways::<f32>()) {
+            let (got, want) = (way(&inputs, 0.5, 4 * 300), wide(&inputs, 0.5, 4 * 300));
+            assert_eq!(got.sums.n_counted, want.sums.n_counted);
+            assert_close("loss", &[got.sums.loss_sum], &[want.sums.loss_sum], tol(1e-6));
+            assert_close("lse", &got.lse, &want.lse, tol(1e-6));
+            for (name, got, want) in [
+                ("dx", &got.dx, &want.dx),
+                ("dweight", &got.dweight, &want.dweight),
+                ("dbias", &got.dbias, &want.dbias),
+            ] {
+                assert_close(name, &f64s(got), &rounded(want), tol(2f64.powi(-7)));
+            }
         }
 
         let x = f64s(&to::<T>(&values(1, 9 * 33)));
@@ -251,10 +327,12 @@ fn half_is_the_f32_result_rounded_once() {
 #[test]
 fn ignored_rows_count_for_nothing() {
     let inputs = Inputs::new([8, 4, 9], 0.1, false);
-    let got = fused::<f64>(&inputs, 1.0, DEFAULT_CHUNK_BYTES);
-    assert_eq!(got.sums.n_counted, 6);
-    for row in [3, 7] {
-        assert!(got.dx[row * 4..][..4].iter().all(|&g| g == 0.0));
+    for way in ways::<f64>() {
+        let got = way(&inputs, 1.0, DEFAULT_CHUNK_BYTES);
+        assert_eq!(got.sums.n_counted, 6);
+        for row in [3, 7] {
+            assert!(got.dx[row * 4..][..4].iter().all(|&g| g == 0.0));
+        }
     }
     // Whatever an ignored row of logits holds.
     let (mut x, targets) = (values(1, 4 * 9), targets(4, 9));
@@ -300,8 +378,10 @@ fn bad_logits_make_the_loss_nan_and_masked_ones_do_not() {
             n_features: 1,
             n_classes: 3,
         };
-        let sums = fused::<f64>(&inputs, 1.0, 1).sums;
-        assert_close(&format!("fused {x:?}"), &[sums.loss_sum], &[loss], F64);
+        for way in ways::<f64>() {
+            let sums = way(&inputs, 1.0, 1).sums;
+            assert_close(&format!("fused {x:?}"), &[sums.loss_sum], &[loss], F64);
+        }
     }
 }
 
@@ -320,6 +400,10 @@ fn targets_and_smoothing_are_checked_before_any_arithmetic() {
         let result = linear_cross_entropy_backward(
             grad, None, None, &linear, &lse, &targets, &config, 1.0, 64,
         );
+        assert_eq!(result, Err(want));
+        let grads = LinearGrads { x: Some(&mut dx[..]), weight: None, bias: None };
+        let result =
+            linear_cross_entropy_with_grads(&mut lse, grads, &linear, &targets, &config, 64);
         assert_eq!(result, Err(want));
     }
     for label_smoothing in [-0.1, 1.1, f64::INFINITY] {
@@ -346,9 +430,11 @@ fn pre_3_half_losses_do_not_stall() {
             n_features: 1,
             n_classes: 2,
         };
-        let got = fused::<T>(&inputs, 1.0, 1000);
-        assert_eq!(f64s(&got.dweight), [-2048.0, 2048.0]);
-        assert_eq!(f64s(&got.dbias), [-2048.0, 2048.0]);
+        for way in ways::<T>() {
+            let got = way(&inputs, 1.0, 1000);
+            assert_eq!(f64s(&got.dweight), [-2048.0, 2048.0]);
+            assert_eq!(f64s(&got.dbias), [-2048.0, 2048.0]);
+        }
     }
     check::<f16>();
     check::<bf16>();
@@ -357,10 +443,12 @@ fn pre_3_half_losses_do_not_stall() {
 #[test]
 fn bits_do_not_depend_on_the_thread_count() {
     let inputs = Inputs::new([300, 20, 5000], 0.1, true);
-    same_on_any_thread_count(|| {
-        let Fused { sums, lse, dx, dweight, dbias } = fused::<bf16>(&inputs, 1.0, 1 << 20);
-        (sums, lse, [dx, dweight, dbias])
-    });
+    for way in ways::<bf16>() {
+        same_on_any_thread_count(|| {
+            let Fused { sums, lse, dx, dweight, dbias } = way(&inputs, 1.0, 1 << 20);
+            (sums, lse, [dx, dweight, dbias])
+        });
+    }
     let (x, targets) = (values(1, 300 * 100), targets(300, 100));
     same_on_any_thread_count(|| plain::<f32>(&x, &targets, &config(0.1)));
 }
@@ -383,7 +471,9 @@ fn empty_inputs_are_allowed() {
     let nothing = Sums { loss_sum: 0.0, n_counted: 0 };
     assert_eq!(cross_entropy::<f32>(&mut [], &[], &[], 3, &config(0.0)), Ok(nothing));
     let inputs = Inputs { targets: vec![], x: vec![], ..Inputs::new([1, 3, 4], 0.0, true) };
-    let got = fused::<bf16>(&inputs, 1.0, 100);
-    assert_eq!(got.sums, nothing);
-    assert_eq!((f64s(&got.dweight), f64s(&got.dbias)), (vec![0.0; 12], vec![0.0; 4]));
+    for way in ways::<bf16>() {
+        let got = way(&inputs, 1.0, 100);
+        assert_eq!(got.sums, nothing);
+        assert_eq!((f64s(&got.dweight), f64s(&got.dbias)), (vec![0.0; 12], vec![0.0; 4]));
+    }
 }

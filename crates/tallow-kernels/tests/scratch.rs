@@ -6,7 +6,7 @@ use half::bf16;
 use std::alloc::System;
 use support::to;
 use tallow_kernels::{
-    Element,
+    Element, Real,
     attention::{
         AttentionShape, attention, attention_backward, attention_backward_scratch_bytes,
         attention_scratch_bytes,
@@ -164,4 +164,18 @@ fn losses<T: Element>() {
         linear_cross_entropy_backward(dx, dw, db, &linear, &lse, &targets, &cfg, 1.0, chunk)
             .expect("valid");
     });
+    // Blocks of all rows, and of some.
+    for chunk in [64 << 20, chunk] {
+        let [n, d, v] = sizes;
+        let price = linear_cross_entropy_with_grads_scratch_bytes::<T>(n, d, v, chunk);
+        let wide = |n: u64| vec![T::Acc::of(0.0); n as usize];
+        let (mut dx, mut dw, mut db) = (wide(n * d), wide(v * d), wide(v));
+        check(&what("in one pass"), price, || {
+            let grads =
+                LinearGrads { x: Some(&mut dx), weight: Some(&mut dw), bias: Some(&mut db) };
+            let sums =
+                linear_cross_entropy_with_grads(&mut lse, grads, &linear, &targets, &cfg, chunk);
+            assert_eq!(sums.expect("valid").n_counted, 1000);
+        });
+    }
 }

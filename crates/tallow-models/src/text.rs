@@ -7,8 +7,11 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use tallow_tensor::ops::{self, CrossEntropy, Loss, Mask};
 
-/// Logits that exist at once while a loss is computed.
-const LOGITS_BYTES: u64 = 8 << 20;
+/// Logits that exist at once while a loss and its gradients are computed: rows enough of a large vocabulary
+/// for both to come in one pass.
+const LOGITS_BYTES: u64 = 32 << 20;
+/// Logits that exist at once where no gradient is wanted.
+const SCORED_BYTES: u64 = 8 << 20;
 
 /// The loss sum of normed rows `[B T, D]` under the head `[V, D]`.
 pub(crate) fn loss(
@@ -31,7 +34,7 @@ pub(crate) fn score(
     let (rows, targets) = (rows.detach(), targets_bt.flatten_all()?);
     let head = head.to_dtype(rows.dtype())?.detach();
     let logit_bytes = DType::F32.size_in_bytes() * head.dim(0)?;
-    let chunk = (LOGITS_BYTES as usize / logit_bytes).max(1);
+    let chunk = (SCORED_BYTES as usize / logit_bytes).max(1);
     let mut score = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
     for start in (0..rows.dim(0)?).step_by(chunk) {
         let n = chunk.min(rows.dim(0)? - start);

@@ -213,7 +213,7 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     /// Whether backward looks at the output; else its `out` is some other tensor.
     const USES_OUTPUT: bool = false;
 
-    /// The output's elements and shape.
+    /// The output's elements and shape. An operand is `wanted` if a graph leads to it.
     fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)>;
 
     /// The gradients of the operands, from that of the output.
@@ -274,11 +274,12 @@ pub(crate) fn apply<K: Kernel>(
 
 /// The output of a kernel.
 fn forward<K: Kernel>(kernel: &K, args: &[&Tensor]) -> Result<(CpuStorage, Shape)> {
-    with_views(
-        K::NAME,
-        args,
-        |views| with_float!(K::NAME, views[0].dtype(), T => kernel.forward::<T>(views)),
-    )
+    with_views(K::NAME, args, |views| {
+        for (view, arg) in views.iter_mut().zip(args) {
+            view.wanted = arg.track_op();
+        }
+        with_float!(K::NAME, views[0].dtype(), T => kernel.forward::<T>(views))
+    })
 }
 
 /// Runs `f` on CPU tensors.

@@ -905,3 +905,72 @@ fn a_linear_layer_without_inputs_is_its_bias_and_without_outputs_is_empty() {
     let grads = ops::sum_all(&y).and_then(|y| Ok(y.backward()?)).expect("backward");
     assert_eq!(grads.get(&x).expect("zeros").to_vec2::<f32>().expect("values"), [[0.0; 3]; 4]);
 }
+
+/// The gradients that forward made ahead are those that backward makes, and are there once: a second
+/// backward makes its own.
+#[test]
+fn a_fused_loss_has_the_same_gradients_ahead_and_afterwards() {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let (n, d, v) = (40, 6, 50);
+        let of = |seed, dims: &[usize]| {
+            tensor(&values(seed, dims.iter().product()), dims, DType::F64).to_dtype(dtype)
+        };
+        let x = Var::from_tensor(&of(1, &[n, d]).expect("values")).expect("a variable");
+        let weight = Var::from_tensor(&of(2, &[v, d]).expect("values")).expect("a variable");
+        let bias = Var::from_tensor(&of(3, &[v]).expect("values")).expect("a variable");
+        let targets = Tensor::from_iter((0..n as u32).map(|i| i * 7 % v as u32), &Device::Cpu);
+        let targets = targets.expect("targets");
+        let cfg = CrossEntropy { ignore_index: 3, label_smoothing: 0.1 };
+        let loss = |x: &Tensor, chunk_bytes| {
+            ops::linear_cross_entropy(x, &weight, Some(&bias), &targets, &cfg, chunk_bytes)
+                .and_then(|loss| Ok((loss.mean()? * 8.0)?))
+                .expect("shapes fit")
+        };
+        // Rows enough for one pass, and too few.
+        let ahead = loss(&x, ops::ONE_PASS_CHUNK_BYTES);
+        let first = ahead.backward().expect("a graph");
+        let again = ahead.backward().expect("a graph");
+        let afterwards = loss(&x, 1).backward().expect("a graph");
+        // Nothing leads to the inputs: forward does no more than it must.
+        let frozen = loss(&x.as_detached_tensor(), ops::ONE_PASS_CHUNK_BYTES);
+        let frozen = frozen.backward().expect("a graph");
+        assert!(frozen.get(&x).is_none());
+        let tol = Tol::Rel(match dtype {
+            DType::F64 => 1e-13,
+            DType::F32 => 1e-5,
+            DType::F16 => 2f64.powi(-10),
+            _ => 2f64.powi(-6),
+        });
+        for (what, var) in [("x", &x), ("weight", &weight), ("bias", &bias)] {
+            let want = host(first.get(var).expect("a gradient"));
+            for grads in [&again, &afterwards] {
+                assert_close(what, &host(grads.get(var).expect("a gradient")), &want, tol);
+            }
+            if let Some(grad) = frozen.get(var) {
+                assert_close(what, &host(grad), &want, tol);
+            }
+        }
+    }
+}
+
+/// Gradients below what f16 holds are there when the loss is scaled: they are rounded with the scale.
+#[test]
+fn a_fused_loss_in_f16_keeps_small_gradients_until_they_are_scaled() {
+    let n = 4096;
+    let x = Var::from_tensor(
+        &Tensor::full(half::f16::from_f32(1e-4), (n, 1), &Device::Cpu).expect("x"),
+    );
+    let x = x.expect("a variable");
+    let weight =
+        Tensor::new(&[[1e-4f32], [0.0]], &Device::Cpu).and_then(|w| w.to_dtype(DType::F16));
+    let weight = Var::from_tensor(&weight.expect("weight")).expect("a variable");
+    let targets = Tensor::zeros(n, DType::U32, &Device::Cpu).expect("targets");
+    let cfg = CrossEntropy { ignore_index: -100, label_smoothing: 0.0 };
+    let loss = ops::linear_cross_entropy(&x, &weight, None, &targets, &cfg, 1 << 20);
+    let scaled = (loss.and_then(|loss| loss.mean()).expect("a loss") * 65536.0).expect("a scale");
+    let grads = scaled.backward().expect("a graph");
+    // 65536 / 4096 rows * -1/2 * 1e-4
+    let want = vec![-8e-4; n];
+    let got = host(grads.get(&x).expect("a gradient"));
+    assert_close("x", &got, &want, Tol::Rel(2f64.powi(-9)));
+}

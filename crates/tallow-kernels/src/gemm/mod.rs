@@ -14,7 +14,7 @@ use crate::{
     micro::{NR, Packed},
     pack::{Lanes, Packs, packs_narrow},
     par::Disjoint,
-    product::{self, Left, Right, Sink},
+    product::{self, Left, Right, Sink, Whole, whole_elems},
 };
 use rayon::prelude::*;
 use std::ops::Range;
@@ -27,8 +27,17 @@ pub use fused::{Activation, Epilogue, gemm_fused, gemm_fused_scalar};
 const MOST: (usize, usize) = (768, 768);
 /// Tiles that a destination is cut into where it is large enough: enough to share out.
 const MIN_TILES: usize = 12;
+/// And of each part of it whose rows are packed for all tiles.
+const MIN_SHARED_TILES: usize = 4;
 /// Fewest sums worth a tile of their own.
 const MIN_TILE_ELEMS: usize = 96 * 96;
+/// Elements of the rows of a left operand that are packed once for all tiles.
+const WHOLE_ELEMS: usize = 2 << 20;
+/// Fewest rows that are packed for all tiles where there are more: each time the right operand is
+/// packed again.
+const MIN_SHARED: usize = 256;
+/// Fewest columns of a tile of such rows: each of them reads all rows again.
+const MIN_COLS: usize = 96;
 /// Multiply-adds below which waking a second thread costs more than it saves.
 const SERIAL_MACS: usize = 1 << 18;
 
@@ -127,9 +136,26 @@ fn scratch_bytes<T: Element>(m: u64, n: u64, k: u64, keeps_sums: bool) -> u64 {
     bytes as u64
 }
 
-fn tile_bytes<P: Packed>(sizes: (usize, usize), k: usize, keeps_sums: bool) -> usize {
-    let cuts = Cuts::new::<P>(sizes, MOST);
-    product::scratch_bytes::<P>(cuts.tile_rows, cuts.tile_cols, k, keeps_sums)
+fn tile_bytes<P: Packed>((m, n): (usize, usize), k: usize, keeps_sums: bool) -> usize {
+    match shared_rows::<P>((m, n), k) {
+        None => {
+            let cuts = Cuts::new::<P>((m, n), MOST);
+            product::scratch_bytes::<P>(cuts.tile_rows, cuts.tile_cols, k, keeps_sums)
+        }
+        Some(rows) => {
+            let cuts = Cuts::of_shared::<P>((rows, n), m.div_ceil(rows));
+            let whole = whole_elems::<P>(rows, k) * size_of::<P>();
+            whole + product::right_bytes::<P>(cuts.tile_rows, cuts.tile_cols, k, keeps_sums)
+        }
+    }
+}
+
+/// Rows of the left operand to be packed at a time for all tiles of them; `None` where each tile had
+/// better pack its own, for there is one tile across, or rows are too long.
+fn shared_rows<P: Packed>((m, n): (usize, usize), k: usize) -> Option<usize> {
+    let most = WHOLE_ELEMS / k.max(1);
+    let pays = n >= 2 * MIN_COLS && m * n >= 4 * MIN_TILE_ELEMS && most >= m.min(MIN_SHARED);
+    pays.then(|| m.div_ceil(m.div_ceil(most)).next_multiple_of(2 * P::MR).min(m))
 }
 
 /// How a destination is cut into tiles: by its shape alone.
@@ -147,6 +173,19 @@ impl Cuts {
         while down * across < MIN_TILES && m * n > down * across * MIN_TILE_ELEMS * 2 {
             if m / down > n / across { down += 1 } else { across += 1 }
         }
+        Self::of::<P>((m, n), (down, across))
+    }
+
+    /// Of `m x n` sums whose left operand is packed for all tiles, one of `n_times` such: across, so that
+    /// the right operand is packed once.
+    fn of_shared<P: Packed>((m, n): (usize, usize), n_times: usize) -> Self {
+        let enough = MIN_TILES.div_ceil(n_times).max(MIN_SHARED_TILES);
+        let across =
+            (n / MIN_COLS).clamp(n.div_ceil(MOST.1).max(1), enough.max(n.div_ceil(MOST.1)));
+        Self::of::<P>((m, n), (1, across))
+    }
+
+    fn of<P: Packed>((m, n): (usize, usize), (down, across): (usize, usize)) -> Self {
         let tile_rows = m.div_ceil(down).next_multiple_of(2 * P::MR).min(m.max(1));
         let tile_cols = n.div_ceil(across).next_multiple_of(2 * NR).min(n.max(1));
         let (down, per_row) = (m.div_ceil(tile_rows), n.div_ceil(tile_cols));
@@ -222,7 +261,7 @@ fn products<'a, T, C, P, S>(
     T: Element,
     P: Packs<T>,
     C: Element<Acc = T::Acc>,
-    S: Sink<T::Acc>,
+    S: Sink<T::Acc> + Sync,
 {
     let (m, k, n) = (a(0).n_rows, a(0).n_cols, b(0).n_cols);
     for i in 0..n_batch {
@@ -237,8 +276,23 @@ fn products<'a, T, C, P, S>(
     if c.is_empty() {
         return;
     }
-    let cuts = Cuts::new::<P>((m, n), MOST);
     let dst = Disjoint::new(c);
+    if let (1, Some(n_rows)) = (n_batch, shared_rows::<P>((m, n), k)) {
+        let (left, right) = (Rows(Lanes::rows(a(0))), Cols(Lanes::cols(b(0))));
+        let sink = sink(dst, 0, n);
+        for start in (0..m).step_by(n_rows) {
+            let rows = start..m.min(start + n_rows);
+            let left = Whole::<P>::of_rows(&left, rows.clone(), k);
+            let cuts = Cuts::of_shared::<P>((rows.len(), n), m.div_ceil(n_rows));
+            (0..cuts.n_tiles).into_par_iter().for_each(|t| {
+                let (_, cols) = cuts.tile(t, rows.len(), n);
+                product::tile::<P>(&left, &right, &sink, k, rows.clone(), cols.clone());
+                sink.finish(rows.clone(), cols);
+            });
+        }
+        return;
+    }
+    let cuts = Cuts::new::<P>((m, n), MOST);
     let tile = |t: usize| {
         let (batch, (rows, cols)) = (t / cuts.n_tiles, cuts.tile(t % cuts.n_tiles, m, n));
         let (left, right) = (Rows(Lanes::rows(a(batch))), Cols(Lanes::cols(b(batch))));

@@ -23,7 +23,7 @@ use crate::{
 pub const DEFAULT_CHUNK_BYTES: u64 = 8 << 20;
 /// Classes of one tile of logits where the limit leaves room: wide enough that a product is
 /// bound by arithmetic, few enough that a widened tile of the weight stays small.
-const TILE_CLASSES: usize = 4096;
+pub(super) const TILE_CLASSES: usize = 4096;
 
 /// How the logits `[N, V]` are cut.
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ impl Tiles {
 }
 
 /// `0..n` in ranges of `step`.
-fn cuts(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn cuts(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(step).map(move |start| start..n.min(start + step))
 }
 
@@ -84,7 +84,7 @@ pub struct Linear<'a, T> {
 impl<T: Element> Linear<'_, T> {
     /// # Panics
     /// If a length does not match.
-    fn assert_lens(&self, what: &str, n_rows: usize) {
+    pub(super) fn assert_lens(&self, what: &str, n_rows: usize) {
         let (d, v) = (self.n_features, self.n_classes);
         assert_len(what, "x", Some(self.x), n_rows * d);
         assert_len(what, "weight", Some(self.weight), v * d);
@@ -92,7 +92,7 @@ impl<T: Element> Linear<'_, T> {
     }
 
     /// The logits of a tile, from its rows of `x` and of the weight.
-    fn logits<O>(&self, tile: &mut [T::Acc], x: Mat<O>, w: Mat<O>, first_class: usize)
+    pub(super) fn logits<O>(&self, tile: &mut [T::Acc], x: Mat<O>, w: Mat<O>, first_class: usize)
     where
         O: Element<Acc = T::Acc>,
     {
@@ -161,7 +161,7 @@ fn forward<T: Element, O: Element<Acc = T::Acc>>(
             absorb_rows(online, tile, targets, classes.start, classes.len(), n_classes, config);
         }
     }
-    Ok(config.sums(lse, targets, &online, n_classes))
+    Ok(config.sums(lse, targets, &online, n_classes, Sums::NONE))
 }
 
 /// Gradients of [`linear_cross_entropy`] times `scale`, each where asked for, from the inputs and
@@ -275,7 +275,7 @@ fn rounded<'a, O: Element>(g: &'a [O::Acc], scratch: &'a mut Vec<O>) -> &'a [O] 
 }
 
 /// `sums[j] += sum over i of x[i, j]`.
-fn add_col_sums<R: Real>(sums: &mut [f64], x: &[R]) {
+pub(super) fn add_col_sums<R: Real>(sums: &mut [f64], x: &[R]) {
     let mut part = vec![0.0f64; sums.len()];
     sum_cols(&mut part, x);
     sums.iter_mut().zip(part).for_each(|(s, p)| *s += p);
@@ -308,7 +308,7 @@ impl<'a, T: Element> GradSum<'a, T> {
 
 /// # Panics
 /// If the slice is there and is not `n_elems` long.
-fn assert_len<T>(what: &str, name: &str, slice: Option<&[T]>, n_elems: usize) {
+pub(super) fn assert_len<T>(what: &str, name: &str, slice: Option<&[T]>, n_elems: usize) {
     if let Some(slice) = slice {
         assert_eq!(slice.len(), n_elems, "{what}: length of {name}");
     }

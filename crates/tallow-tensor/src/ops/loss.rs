@@ -7,11 +7,14 @@ use crate::{
     cpu::{Arg, Grads, Kernel, Scalar, apply, operands, scalar, tensor},
 };
 use candle_core::{CpuStorage, DType, Shape, Tensor, WithDType};
-use std::sync::{Arc, OnceLock};
-pub use tallow_kernels::loss::CrossEntropy;
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+pub use tallow_kernels::loss::{CrossEntropy, ONE_PASS_CHUNK_BYTES};
 use tallow_kernels::{
-    Real,
-    loss::{self as kernels, Linear, Sums},
+    Element, Real,
+    loss::{self as kernels, Linear, LinearGrads, Sums},
 };
 
 /// A loss before its division: regrouping micro-batches then changes nothing but rounding.
@@ -117,33 +120,46 @@ struct LinearLoss {
     cfg: CrossEntropy,
     chunk_bytes: u64,
     kept: Arc<OnceLock<Kept>>,
+    /// Gradients of the operands that forward made already, until backward takes them.
+    made: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-impl Kernel for LinearLoss {
-    const NAME: &'static str = "linear_cross_entropy";
-    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
+/// Gradients of the sum of losses, `None` where they are not wanted.
+type Wide<R> = [Option<Vec<R>>; 3];
 
-    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
-        let mut lse = vec![0.0; self.targets.len()];
+impl LinearLoss {
+    /// Forward in one pass with the gradients, which stay in `made`.
+    fn with_grads<T: Scalar>(&self, args: &[Arg], lse: &mut [f64]) -> Result<Sums> {
+        let mut wide = rooms::<T::Acc>(args);
         let sums = with_linear::<T, _>(args, |linear| {
-            let (targets, cfg) = (&self.targets, &self.cfg);
-            Ok(kernels::linear_cross_entropy(&mut lse, linear, targets, cfg, self.chunk_bytes)?)
+            let [x, weight, bias] = wide.each_mut().map(|room| room.as_deref_mut());
+            Ok(kernels::linear_cross_entropy_with_grads(
+                lse,
+                LinearGrads { x, weight, bias },
+                linear,
+                &self.targets,
+                &self.cfg,
+                self.chunk_bytes,
+            )?)
         })?;
-        let _ = self.kept.set(Kept { lse, sums });
-        Ok(scalar_storage::<T>(sums.loss_sum))
+        *self.made() = Some(Box::new(wide));
+        Ok(sums)
     }
 
-    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
+    fn made(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gradients from forward's logits made again.
+    fn again<T: Scalar>(&self, args: &[Arg], scale: f64) -> Result<Grads> {
         let kept = self.kept.get().expect("forward ran before backward");
-        let scale = scalar(Self::NAME, dout)?;
-        let mut rooms: Vec<_> = args.iter().map(|arg| arg.room::<T>()).collect();
-        rooms.resize_with(3, || None);
-        let [dx, dweight, dbias] = &mut rooms[..] else { unreachable!("three rooms") };
+        let mut rooms = rooms::<T>(args);
         with_linear::<T, _>(args, |linear| {
+            let [dx, dweight, dbias] = rooms.each_mut().map(|room| room.as_deref_mut());
             Ok(kernels::linear_cross_entropy_backward(
-                dx.as_deref_mut(),
-                dweight.as_deref_mut(),
-                dbias.as_deref_mut(),
+                dx,
+                dweight,
+                dbias,
                 linear,
                 &kept.lse,
                 &self.targets,
@@ -157,6 +173,61 @@ impl Kernel for LinearLoss {
     }
 }
 
+/// Room for the gradient of each operand, where it is wanted.
+fn rooms<R: Element>(args: &[Arg]) -> [Option<Vec<R>>; 3] {
+    [0, 1, 2].map(|i| args.get(i)?.room::<R>())
+}
+
+impl Kernel for LinearLoss {
+    const NAME: &'static str = "linear_cross_entropy";
+    const OPERANDS: &'static [&'static str] = &["input", "weight", "bias"];
+
+    fn forward<T: Scalar>(&self, args: &[Arg]) -> Result<(CpuStorage, Shape)> {
+        let (targets, cfg) = (&self.targets, &self.cfg);
+        let (n_rows, n_classes) = (targets.len(), args[1].dims()[0]);
+        let mut lse = vec![0.0; n_rows];
+        // Without a graph before `x` nothing tells that backward will be called: it may be the first
+        // run of a segment that is recomputed.
+        let pays = kernels::one_pass_pays::<T>(n_rows, n_classes, self.chunk_bytes);
+        let sums = if args[0].wanted && pays {
+            self.with_grads::<T>(args, &mut lse)?
+        } else {
+            with_linear::<T, _>(args, |linear| {
+                let chunk_bytes = self.chunk_bytes.min(kernels::DEFAULT_CHUNK_BYTES);
+                Ok(kernels::linear_cross_entropy(&mut lse, linear, targets, cfg, chunk_bytes)?)
+            })?
+        };
+        let _ = self.kept.set(Kept { lse, sums });
+        Ok(scalar_storage::<T>(sums.loss_sum))
+    }
+
+    fn backward<T: Scalar>(&self, args: &[Arg], _out: Arg, dout: Arg) -> Result<Grads> {
+        let scale = scalar(Self::NAME, dout)?;
+        let made = self.made().take();
+        let Some(wide) = made.and_then(|made| made.downcast::<Wide<T::Acc>>().ok()) else {
+            // Not made by forward, or taken by a first backward.
+            return self.again::<T>(args, scale);
+        };
+        let scaled = |(wide, arg): (Option<Vec<T::Acc>>, &Arg)| {
+            wide.map_or(Ok(None), |wide| scaled::<T>(wide, arg, scale))
+        };
+        wide.into_iter().zip(args).map(scaled).collect()
+    }
+}
+
+/// The gradient `scale wide` of `arg`, in its dtype.
+fn scaled<T: Scalar>(mut wide: Vec<T::Acc>, arg: &Arg, scale: f64) -> Result<Option<Tensor>> {
+    if T::DTYPE == T::Acc::DTYPE {
+        if scale != 1.0 {
+            kernels::scale_in_place(&mut wide, scale);
+        }
+        return tensor(wide, arg.shape());
+    }
+    let mut grad = vec![T::default(); wide.len()];
+    kernels::scale_into(&mut grad, &wide, scale);
+    tensor(grad, arg.shape())
+}
+
 /// Runs `f` on the operands `x`, `weight` and perhaps `bias`.
 fn with_linear<T: Scalar, R>(args: &[Arg], f: impl FnOnce(&Linear<T>) -> Result<R>) -> Result<R> {
     let (x, weight) = (args[0].dense::<T>()?, args[1].dense::<T>()?);
@@ -168,8 +239,13 @@ fn with_linear<T: Scalar, R>(args: &[Arg], f: impl FnOnce(&Linear<T>) -> Result<
 /// Cross-entropy of the logits `x weight^T + bias` without ever holding them whole.
 ///
 /// `x` `[N, D]`, `weight` `[V, D]`, `bias` `[V]`, `targets` `[N]` (u8, u32 or i64). Logits exist in
-/// chunks of rows of at most `chunk_bytes` (one row at least; 8 MiB is a good value) in f32. Keeps
-/// `x`, `weight` and 16 bytes a row; backward computes the logits again.
+/// chunks of at most `chunk_bytes` (one row at least; [`ONE_PASS_CHUNK_BYTES`] is a good value) in f32.
+/// Keeps `x`, `weight` and 16 bytes a row.
+///
+/// Where `x` has a graph and a chunk holds enough rows with all their classes, forward computes the
+/// gradients too and keeps them for the first backward, in the accumulator type: a quarter less work,
+/// for a gradient of `weight` that is there a little earlier. Else backward computes the logits again.
+/// Detach `x` where no gradient is wanted, as in evaluation.
 /// # Errors
 /// If shapes do not fit, or a target is neither a class nor ignored.
 pub fn linear_cross_entropy(
@@ -199,7 +275,13 @@ pub fn linear_cross_entropy(
         return composed::linear_cross_entropy(x, weight, bias, targets, cfg, chunk_bytes);
     }
     let kept = Arc::new(OnceLock::new());
-    let op = LinearLoss { targets: host, cfg: *cfg, chunk_bytes, kept: kept.clone() };
+    let op = LinearLoss {
+        targets: host,
+        cfg: *cfg,
+        chunk_bytes,
+        kept: kept.clone(),
+        made: Mutex::default(),
+    };
     let fallback = || unreachable!("x is on the CPU");
     let sum = apply(op, &operands(x, Some(weight), bias), fallback)?;
     Ok(Loss { sum, n_counted: kept.get().map_or(0, |k| k.sums.n_counted) })

@@ -22,7 +22,7 @@ pub use embedding::embedding;
 pub use linear::{linear, matmul};
 pub use lora::lora_linear;
 pub(crate) use loss::host_targets;
-pub use loss::{CrossEntropy, Loss, cross_entropy, linear_cross_entropy};
+pub use loss::{CrossEntropy, Loss, ONE_PASS_CHUNK_BYTES, cross_entropy, linear_cross_entropy};
 pub use norm::{ChannelStats, Then, batch_norm2d, batch_norm2d_given, layer_norm, rms_norm};
 pub use pool::{Divisor, Pool2dConfig, avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use reduce::{mean_all, sum_all};
