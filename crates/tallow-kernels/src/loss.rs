@@ -11,7 +11,7 @@ mod one_pass;
 
 use crate::{
     Element, Real, par,
-    reduce::{lanes, max},
+    reduce::{lanes, max, parts},
 };
 use rayon::prelude::*;
 
@@ -170,10 +170,10 @@ impl Online {
     fn absorb<T: Element>(&mut self, x: &[T], first: usize, class: Option<usize>, smooth: bool) {
         let shift = self.see(x, first, class, smooth);
         let shift_acc = T::Acc::of(shift); // exact: a logit or 0
-        self.add(lanes(
+        self.add(parts(
             x,
             #[inline(always)]
-            |x| (x.widen() - shift_acc).quick_exp().f64(),
+            |x| (x.widen() - shift_acc).quick_exp(),
         ));
     }
 
@@ -191,10 +191,10 @@ impl Online {
         for x in x.iter_mut() {
             *x = (*x - shift_acc).quick_exp();
         }
-        self.add(lanes(
+        self.add(parts(
             x,
             #[inline(always)]
-            |x| x.f64(),
+            |x| x,
         ));
         shift
     }

@@ -13,7 +13,7 @@ use crate::{
     Element, Real,
     isa::vectorized,
     par::{self, Disjoint},
-    reduce::{by_row_blocks, lanes, n_row_blocks, n_rows, row_blocks_bytes, sums2},
+    reduce::{by_row_blocks, n_row_blocks, n_rows, parts, parts2, row_blocks_bytes},
 };
 
 /// What the variance of a row is taken about.
@@ -120,20 +120,28 @@ fn stats<T: Element>(x: &[T], centre: Centre, eps: f64) -> (T::Acc, T::Acc) {
     let n = x.len() as f64;
     let mean = match centre {
         Centre::Mean => {
-            lanes(
+            parts(
                 x,
                 #[inline(always)]
-                |v| v.widen().f64(),
+                |v| v.widen(),
             ) / n
         }
         Centre::Zero => 0.0,
     };
-    let var = lanes(
+    let centre = T::Acc::of(mean);
+    let squares = parts(
         x,
         #[inline(always)]
-        |v| (v.widen().f64() - mean) * (v.widen().f64() - mean),
-    ) / n;
+        |v| (v.widen() - centre) * (v.widen() - centre),
+    );
+    let var = if squares.is_finite() { squares / n } else { wide_var(x, mean) };
     (T::Acc::of(mean), T::Acc::of(1.0 / (var + eps).sqrt()))
+}
+
+/// The variance about `mean` of a row whose squares the accumulator type does not hold.
+fn wide_var<T: Element>(x: &[T], mean: f64) -> f64 {
+    let square = |v: &T| (v.widen().f64() - mean) * (v.widen().f64() - mean);
+    x.iter().map(square).sum::<f64>() / x.len() as f64
 }
 
 fn forward<T: Element>(
@@ -263,11 +271,11 @@ impl<T: Element> Row<'_, T> {
                 }
             },
         );
-        let (sum_g, sum_g_xhat) = sums2(
+        let (sum_g, sum_g_xhat) = parts2(
             g,
             x,
             #[inline(always)]
-            |g, x| (g.f64(), g.f64() * ((x.widen() - mean) * rstd).f64()),
+            |g, x| (g, g * ((x.widen() - mean) * rstd)),
         );
         let mean_g = match self.centre {
             Centre::Mean => T::Acc::of(sum_g / n),

@@ -1,13 +1,13 @@
 //! Softmax and log-softmax over the last axis, with their backward passes.
 //!
-//! The largest entry of the row is subtracted before `exp`, and denominators are `f64`. As in
+//! The largest entry of the row is subtracted before `exp`, and denominators are added up in `f64`, a few terms at a time. As in
 //! PyTorch, a row that holds a NaN or `+inf`, or nothing but `-inf`, becomes NaN.
 
 use crate::{
     Element, Real,
     isa::vectorized,
     par,
-    reduce::{dot, lanes, max, n_rows},
+    reduce::{max, n_rows, parts, parts2},
 };
 
 /// `out[i, j] = exp(x[i, j]) / sum over k of exp(x[i, k])`: `x` `[N, C]` → `out` `[N, C]`.
@@ -31,10 +31,10 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
                     || out.iter_mut().zip(x).for_each(|(o, &v)| *o = exp(v)),
                 );
                 let r = T::Acc::of(
-                    1.0 / lanes(
+                    1.0 / parts(
                         out,
                         #[inline(always)]
-                        |e| e.f64(),
+                        |e| e,
                     ),
                 );
                 vectorized(
@@ -44,10 +44,10 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
             } else {
                 // The output would round the exponentials: they are computed again instead.
                 let r = T::Acc::of(
-                    1.0 / lanes(
+                    1.0 / parts(
                         x,
                         #[inline(always)]
-                        |v| exp(v).f64(),
+                        |v| exp(v),
                     ),
                 );
                 vectorized(
@@ -76,7 +76,13 @@ pub fn softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_cols:
         |i, dx| {
             let p = &out[i * n_cols..][..n_cols];
             let dout = &dout[i * n_cols..][..n_cols];
-            let sum = T::Acc::of(dot(p, dout));
+            let (sum, _) = parts2(
+                p,
+                dout,
+                #[inline(always)]
+                |p, d| (p.widen() * d.widen(), T::Acc::of(0.0)),
+            );
+            let sum = T::Acc::of(sum);
             vectorized(
                 #[inline(always)]
                 || {
@@ -104,10 +110,10 @@ pub fn log_softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
             let x = &x[i * n_cols..][..n_cols];
             let m = max(x);
             let log_sum = T::Acc::of(
-                lanes(
+                parts(
                     x,
                     #[inline(always)]
-                    |v| (v.widen() - m).quick_exp().f64(),
+                    |v| (v.widen() - m).quick_exp(),
                 )
                 .ln(),
             );
@@ -140,10 +146,10 @@ pub fn log_softmax_backward<T: Element>(dx: &mut [T], out: &[T], dout: &[T], n_c
         |i, dx| {
             let log_p = &out[i * n_cols..][..n_cols];
             let dout = &dout[i * n_cols..][..n_cols];
-            let sum = T::Acc::of(lanes(
+            let sum = T::Acc::of(parts(
                 dout,
                 #[inline(always)]
-                |d| d.widen().f64(),
+                |d| d.widen(),
             ));
             vectorized(
                 #[inline(always)]

@@ -357,3 +357,17 @@ fn empty_inputs_are_allowed() {
 fn rows_must_be_whole() {
     layer_norm(&mut [0f32; 6], &[0f32; 6], None, None, 4, 1e-5);
 }
+
+/// Of values whose squares `f32` does not hold.
+#[test]
+fn norms_of_huge_values_are_not_lost() {
+    let x: Vec<f32> = values(1, 3 * 100).iter().map(|&v| (v * 1e25) as f32).collect();
+    let wide: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+    let (mut got, mut want) = (vec![0f32; 300], vec![0f64; 300]);
+    layer_norm(&mut got, &x, None, None, 100, 1e-5);
+    layer_norm(&mut want, &wide, None, None, 100, 1e-5);
+    assert_close("layer norm", &widen(&got), &want, Tol::Rel(1e-5));
+    rms_norm(&mut got, &x, None, 100, 1e-5);
+    rms_norm(&mut want, &wide, None, 100, 1e-5);
+    assert_close("rms norm", &widen(&got), &want, Tol::Rel(1e-5));
+}
