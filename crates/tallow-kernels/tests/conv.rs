@@ -70,6 +70,10 @@ fn odd_cases() -> Vec<([usize; 4], [usize; 4], Conv2dConfig)> {
         ([2, 3, 5, 9], [4, 3, 3, 2], cfg([1, 3], [0, 2], [2, 1], 1)),
         ([3, 4, 6, 5], [6, 2, 2, 3], cfg([3, 1], [2, 1], [1, 2], 2)),
         ([2, 5, 4, 4], [5, 1, 3, 3], cfg([1, 1], [1, 1], [1, 1], 5)),
+        ([2, 5, 9, 35], [5, 1, 3, 3], cfg([2, 2], [1, 1], [1, 1], 5)),
+        ([1, 3, 8, 40], [6, 1, 5, 2], cfg([1, 1], [3, 2], [2, 3], 3)),
+        ([2, 2, 3, 3], [4, 1, 5, 5], cfg([3, 2], [4, 4], [1, 1], 2)), // taps only in the padding
+        ([1, 2, 4, 4], [18, 1, 3, 3], cfg([1, 1], [1, 1], [1, 1], 2)), // too many for one by one
         ([2, 3, 4, 3], [5, 3, 1, 1], cfg([2, 2], [0, 0], [1, 1], 1)),
         ([2, 3, 4, 3], [5, 3, 1, 1], cfg([1, 1], [1, 1], [1, 1], 1)),
         ([1, 1, 3, 3], [1, 1, 5, 5], cfg([1, 1], [4, 4], [1, 1], 1)), // taps only in the padding
@@ -125,18 +129,20 @@ fn a_nan_stays_under_its_window() {
 }
 
 /// Large enough for several tiles, images per tile, channel blocks and pixel cuts.
-const LARGE: [([usize; 4], [usize; 4], usize); 4] = [
-    ([3, 70, 12, 13], [140, 70, 3, 3], 1),
-    ([9, 16, 5, 4], [24, 16, 3, 3], 2),
-    ([2, 300, 6, 7], [20, 300, 1, 1], 1),
-    ([1, 3, 70, 90], [20, 3, 7, 7], 2),
+const LARGE: [([usize; 4], [usize; 4], usize, usize); 6] = [
+    ([3, 70, 12, 13], [140, 70, 3, 3], 1, 1),
+    ([9, 16, 5, 4], [24, 16, 3, 3], 2, 1),
+    ([2, 300, 6, 7], [20, 300, 1, 1], 1, 1),
+    ([1, 3, 70, 90], [20, 3, 7, 7], 2, 1),
+    ([2, 30, 33, 70], [30, 1, 3, 3], 1, 30),
+    ([2, 30, 32, 71], [60, 1, 5, 5], 2, 30),
 ];
 
 /// Forward against the scalar twin, gradients against the f64 ones, in a type with steps of `eps`.
 fn check_large<T: Element>(eps: f64) {
-    for (x_dims, w_dims, stride) in LARGE {
+    for (x_dims, w_dims, stride, groups) in LARGE {
         let pad = w_dims[2] / 2;
-        let cfg = cfg([stride; 2], [pad; 2], [1, 1], 1);
+        let cfg = cfg([stride; 2], [pad; 2], [1, 1], groups);
         let shape = Conv2dShape::new(x_dims, w_dims, cfg).expect("a valid case");
         let n = |d: [usize; 4]| d.iter().product::<usize>();
         let (x, w) = (to::<T>(&values(1, n(x_dims))), to::<T>(&values(2, n(w_dims))));
@@ -168,19 +174,45 @@ fn tiles_and_blocks_match_scalar_in_every_type() {
 
 #[test]
 fn threads_change_nothing() {
-    let (x_dims, w_dims) = ([5, 12, 20, 21], [32, 12, 3, 3]);
-    let shape = Conv2dShape::new(x_dims, w_dims, cfg([1, 1], [1, 1], [1, 1], 1)).expect("valid");
-    let x = to::<f32>(&values(1, x_dims.iter().product()));
-    let w = to::<f32>(&values(2, w_dims.iter().product()));
-    let dout = to::<f32>(&values(3, shape.out_dims().iter().product()));
-    same_on_any_thread_count(|| {
-        let (mut out, mut dx, mut dw) =
-            (vec![0f32; dout.len()], vec![0f32; x.len()], vec![0f32; w.len()]);
-        conv2d(&mut out, &x, &w, None, &shape);
-        conv2d_backward_input(&mut dx, &dout, &w, &shape);
-        conv2d_backward_weight(&mut dw, &dout, &x, &shape);
-        (out, dx, dw)
-    });
+    for (w_dims, groups) in [([32, 12, 3, 3], 1), ([12, 1, 3, 3], 12)] {
+        let x_dims = [5, 12, 20, 21];
+        let shape = Conv2dShape::new(x_dims, w_dims, cfg([1, 1], [1, 1], [1, 1], groups));
+        let shape = shape.expect("valid");
+        let x = to::<f32>(&values(1, x_dims.iter().product()));
+        let w = to::<f32>(&values(2, w_dims.iter().product()));
+        let dout = to::<f32>(&values(3, shape.out_dims().iter().product()));
+        same_on_any_thread_count(|| {
+            let (mut out, mut dx, mut dw) =
+                (vec![0f32; dout.len()], vec![0f32; x.len()], vec![0f32; w.len()]);
+            conv2d(&mut out, &x, &w, None, &shape);
+            conv2d_backward_input(&mut dx, &dout, &w, &shape);
+            conv2d_backward_weight(&mut dw, &dout, &x, &shape);
+            (out, dx, dw)
+        });
+    }
+}
+
+/// One sum per output in the scalar twin's order, without fused multiply-adds: its bits.
+#[test]
+fn depthwise_convolutions_are_their_scalar_twin() {
+    fn check<T: Element>() {
+        for (x_dims, w_dims, cfg) in odd_cases() {
+            if cfg.groups != x_dims[1] || w_dims[0] > 4 * x_dims[1] || cfg.groups == 1 {
+                continue;
+            }
+            let shape = Conv2dShape::new(x_dims, w_dims, cfg).expect("a valid case");
+            let of = |seed, n: usize| to::<T>(&values(seed, n));
+            let (x, w) = (of(1, x_dims.iter().product()), of(2, w_dims.iter().product()));
+            let bias = of(3, w_dims[0]);
+            let n_out = shape.out_dims().iter().product();
+            let [mut got, mut want] = [vec![T::default(); n_out], vec![T::default(); n_out]];
+            conv2d(&mut got, &x, &w, Some(&bias), &shape);
+            conv2d_scalar(&mut want, &x, &w, Some(&bias), &shape);
+            assert!(got == want, "{x_dims:?} {w_dims:?} {cfg:?}");
+        }
+    }
+    check::<f32>();
+    check::<bf16>();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The gradients of a convolution.
 
 use super::{
-    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS,
+    BLOCK_DEPTH, BLOCK_OUT, Conv2dShape, Group, MIN_TASKS, depthwise,
     planes::{Grids, Planes},
     product,
     window::{Patches, Transposed, Window},
@@ -38,6 +38,9 @@ pub fn conv2d_backward_input<T: Element>(
     assert_eq!(dx.len(), shape.in_elems(), "conv2d: input gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(weight.len(), shape.weight_elems(), "conv2d: weight of {shape:?}");
+    if depthwise::is_depthwise(shape) {
+        return depthwise::input_gradient(dx, dout, weight, shape);
+    }
     if packs_narrow::<T>() {
         input_gradient::<T, T::Narrow>(dx, dout, weight, shape);
     } else {
@@ -279,6 +282,9 @@ pub fn conv2d_backward_weight<T: Element>(
     assert_eq!(dweight.len(), shape.weight_elems(), "conv2d: weight gradient of {shape:?}");
     assert_eq!(dout.len(), shape.out_elems(), "conv2d: output gradient of {shape:?}");
     assert_eq!(x.len(), shape.in_elems(), "conv2d: input of {shape:?}");
+    if depthwise::is_depthwise(shape) {
+        return depthwise::weight_gradient(dweight, dout, x, shape);
+    }
     if packs_narrow::<T>() {
         weight_gradient::<T, T::Narrow>(dweight, dout, x, shape);
     } else {

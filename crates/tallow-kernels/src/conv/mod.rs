@@ -18,6 +18,7 @@ use rayon::prelude::*;
 use window::{Patches, Window};
 
 mod backward;
+mod depthwise;
 pub(crate) mod narrow;
 mod planes;
 mod price;
@@ -198,6 +199,9 @@ pub fn conv2d<T: Element>(
     assert!(bias.is_none_or(|b| b.len() == shape.out_channels), "conv2d: bias of {shape:?}");
     if out.is_empty() {
         return;
+    }
+    if depthwise::is_depthwise(shape) {
+        return depthwise::forward(out, x, weight, bias, shape);
     }
     if packs_narrow::<T>() {
         forward::<T, T::Narrow>(out, x, weight, bias, shape);

@@ -3,6 +3,7 @@
 use super::{
     BLOCK_OUT, Conv2dShape, MOST,
     backward::{WeightPlan, are_merged, merged_window, phases},
+    depthwise::{self, is_depthwise, row_elems},
     window::Window,
 };
 use crate::{Element, gemm::Cuts, micro::Packed, pack::packs_narrow, product};
@@ -38,6 +39,9 @@ fn product_bytes<T: Element, P: Packed>(
 /// Bytes that [`conv2d`](super::conv2d) holds on `n_threads`: the packed weight, and for each thread
 /// the patches of a tile and, for narrow elements, its sums.
 pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
+    if is_depthwise(shape) {
+        return n_threads * (row_elems(shape) * size_of::<T::Acc>()) as u64;
+    }
     let n_pixels = shape.batch * shape.out_pixels();
     let sizes = (shape.group_out(), n_pixels);
     packed!(T, product_bytes(shape.cfg.groups, sizes, shape.depth(), n_threads))
@@ -46,6 +50,9 @@ pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> 
 /// Bytes that [`conv2d_backward_input`](super::conv2d_backward_input) holds on `n_threads`: as
 /// [`conv2d_scratch_bytes`], of the phase that needs most.
 pub fn conv2d_backward_input_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
+    if is_depthwise(shape) {
+        return n_threads * (row_elems(shape) * size_of::<T::Acc>()) as u64;
+    }
     let of_phase = |taps: usize, [rows, cols]: [usize; 2]| {
         let sizes = (shape.group_in(), shape.batch * rows * cols);
         packed!(T, product_bytes(shape.cfg.groups, sizes, shape.group_out() * taps, n_threads))
@@ -67,6 +74,9 @@ pub fn conv2d_backward_weight_scratch_bytes<T: Element>(
     shape: &Conv2dShape,
     n_threads: u64,
 ) -> u64 {
+    if is_depthwise(shape) {
+        return depthwise::weight_bytes::<T>(shape, n_threads);
+    }
     match packs_narrow::<T>() {
         true => weight_bytes::<T::Narrow>(shape, n_threads),
         false => weight_bytes::<T::Acc>(shape, n_threads),

@@ -176,13 +176,14 @@ impl Cuts {
         Self::of::<P>((m, n), (down, across))
     }
 
-    /// Of `m x n` sums whose left operand is packed for all tiles, one of `n_times` such: across, so that
-    /// the right operand is packed once.
-    fn of_shared<P: Packed>((m, n): (usize, usize), n_times: usize) -> Self {
+    /// Of `m x n` sums whose left operand is packed for all tiles, one of `n_times` such: across before down,
+    /// for each tile packs its columns of the right operand.
+    pub(crate) fn of_shared<P: Packed>((m, n): (usize, usize), n_times: usize) -> Self {
         let enough = MIN_TILES.div_ceil(n_times).max(MIN_SHARED_TILES);
-        let across =
-            (n / MIN_COLS).clamp(n.div_ceil(MOST.1).max(1), enough.max(n.div_ceil(MOST.1)));
-        Self::of::<P>((m, n), (1, across))
+        let fewest = n.div_ceil(MOST.1).max(1);
+        let across = (n / MIN_COLS).clamp(fewest, enough.max(fewest));
+        let most_down = (m * n / (across * 2 * MIN_TILE_ELEMS)).max(1);
+        Self::of::<P>((m, n), (enough.div_ceil(across).min(most_down), across))
     }
 
     fn of<P: Packed>((m, n): (usize, usize), (down, across): (usize, usize)) -> Self {
@@ -285,9 +286,10 @@ fn products<'a, T, C, P, S>(
             let left = Whole::<P>::of_rows(&left, rows.clone(), k);
             let cuts = Cuts::of_shared::<P>((rows.len(), n), m.div_ceil(n_rows));
             (0..cuts.n_tiles).into_par_iter().for_each(|t| {
-                let (_, cols) = cuts.tile(t, rows.len(), n);
+                let (at, cols) = cuts.tile(t, rows.len(), n);
+                let rows = start + at.start..start + at.end;
                 product::tile::<P>(&left, &right, &sink, k, rows.clone(), cols.clone());
-                sink.finish(rows.clone(), cols);
+                sink.finish(rows, cols);
             });
         }
         return;
