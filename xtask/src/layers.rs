@@ -5,7 +5,8 @@ use crate::metadata::{Dependency, Kind, Metadata, Package};
 /// What a crate is for; several rules hold for a role and not for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A library that a user may take alone. The trainer counts: the same rules hold for it.
+    /// A library that a user may take alone. The crates where engines meet count: the same rules hold
+    /// for them.
     Engine,
     /// Re-exports engines; may use every one.
     Facade,
@@ -45,13 +46,21 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "tallow-cli",
         Role::Binary,
-        // Beside the trainer: it opens sources, installs the allocator and names models.
-        &["tallow-train", "tallow-data", "tallow-memory", "tallow-models"],
+        // Beside the run and its trainer: it opens sources, installs the allocator and names models.
+        &["tallow-run", "tallow-train", "tallow-data", "tallow-memory", "tallow-models"],
+    ),
+    layer(
+        "tallow-run",
+        Role::Engine,
+        &["tallow-train", "tallow-checkpoint", "tallow-data", "tallow-models"],
     ),
     layer(
         "tallow-train",
         Role::Engine,
         &[
+            "tallow-plan",
+            "tallow-backward",
+            "tallow-checkpoint",
             "tallow-precision",
             "tallow-recompute",
             "tallow-accum",
@@ -60,7 +69,36 @@ pub(crate) const LAYERS: &[Layer] = &[
             "tallow-memory",
             "tallow-shard",
             "tallow-models",
-            // The trainer calls the ops' losses.
+            // The trainer finds parameters without a gradient, and marks the step.
+            "tallow-tensor",
+        ],
+    ),
+    layer(
+        "tallow-plan",
+        Role::Engine,
+        &[
+            // It runs the segments that it prices,
+            "tallow-backward",
+            "tallow-models",
+            "tallow-tensor",
+            // and asks each engine for the price of the rest.
+            "tallow-precision",
+            "tallow-recompute",
+            "tallow-accum",
+            "tallow-optim",
+            "tallow-data",
+            "tallow-memory",
+        ],
+    ),
+    layer(
+        "tallow-backward",
+        Role::Engine,
+        &[
+            "tallow-precision",
+            "tallow-recompute",
+            "tallow-optim",
+            "tallow-memory",
+            "tallow-models",
             "tallow-tensor",
         ],
     ),
@@ -73,6 +111,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("tallow-recompute", Role::Engine, &[]),
     layer("tallow-data", Role::Engine, &[]),
     layer("tallow-memory", Role::Engine, &[]),
+    layer("tallow-checkpoint", Role::Engine, &[]),
     layer("tallow-shard-mpi", Role::Engine, &["tallow-shard"]),
     layer("tallow-shard", Role::Engine, &[]),
     layer("tallow-testkit", Role::TestKit, &[]),
@@ -181,8 +220,12 @@ mod tests {
     #[test]
     fn declared_edges_pass() {
         let rows = [
-            ("tallow-cli", "tallow-train"),
+            ("tallow-cli", "tallow-run"),
             ("tallow-cli", "tallow-memory"),
+            ("tallow-run", "tallow-train"),
+            ("tallow-train", "tallow-plan"),
+            ("tallow-plan", "tallow-backward"),
+            ("tallow-backward", "tallow-models"),
             ("tallow-cli", "anyhow"),
             ("tallow-cli", "clap"),
             ("tallow-train", "tallow-tensor"),
@@ -218,6 +261,10 @@ mod tests {
             ("tallow-data", "tallow-memory"),
             ("tallow-shard", "tallow-shard-mpi"),
             ("tallow-train", "tallow-kernels"),
+            ("tallow-train", "tallow-run"),
+            ("tallow-plan", "tallow-train"),
+            ("tallow-backward", "tallow-accum"),
+            ("tallow-checkpoint", "tallow-memory"),
             ("tallow-cli", "tallow-tensor"),
             ("tallow-models", "build:tallow-data"),
             ("tallow-tensor", "tallow-testkit"),

@@ -1,6 +1,6 @@
 //! Gradient accumulation: the update of a large batch in the memory of a small one.
 //!
-//! A batch is cut into micro-batches, a *window* of which makes one update. Losses are a sum and a
+//! A batch is cut into micro-batches ([`BatchSplit`]), a *window* of which makes one update. Losses are a sum and a
 //! weight (samples, tokens); [`GradientAccumulator`] adds up the gradients of the sums in buffers of
 //! its own and divides once, by the weight of the whole window, so that regrouping the samples
 //! changes nothing beyond rounding, and a short last window is no special case. The pass that
@@ -34,6 +34,7 @@ mod config;
 mod cpu;
 mod error;
 mod loss;
+mod split;
 mod window;
 mod windows;
 
@@ -45,6 +46,7 @@ pub use crate::{
     },
     error::{Error, Result},
     loss::LossSum,
+    split::{BatchSplit, SplitError},
     window::{Verdict, Window, WindowReport},
     windows::Windows,
 };

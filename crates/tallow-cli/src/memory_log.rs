@@ -13,7 +13,8 @@ use tallow_memory::{
     leak::{Growth, LeakCheck},
     timeline::Timeline,
 };
-use tallow_train::{Event, Flow};
+use tallow_run::Event;
+use tallow_train::Flow;
 
 /// Lines of the file at most.
 const N_SLOTS: usize = 512;

@@ -8,7 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 use tallow_memory::Meter;
-use tallow_train::{Applied, Event, Progress, Skip};
+use tallow_run::{Event, Progress};
+use tallow_train::{Applied, Skip};
 
 const METRICS: &str = "metrics.jsonl";
 

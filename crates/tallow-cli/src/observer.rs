@@ -11,9 +11,12 @@ use crate::{
 use anyhow::{Context, Result};
 use tallow_memory::Meter;
 use tallow_models::Segments;
-use tallow_train::{
-    CheckpointError, Checkpoints, Error, Event, Progress, Trainer, optim::Schedule,
+use tallow_run::{
+    Event, Progress,
+    checkpoint::{Checkpoints, Error},
+    load, save,
 };
+use tallow_train::{Trainer, optim::Schedule};
 
 /// Watches a run.
 pub(crate) struct Observer<'a> {
@@ -44,7 +47,7 @@ impl<'a> Observer<'a> {
         let mut progress = Progress::START;
         if let (Start::Resume, Some(checkpoints)) = (dir.start, &checkpoints) {
             match checkpoints.newest() {
-                Err(Error::Checkpoint(CheckpointError::None { .. })) => {
+                Err(Error::None { .. }) => {
                     say!("no checkpoint yet: from the beginning");
                 }
                 newest => {
@@ -53,7 +56,7 @@ impl<'a> Observer<'a> {
                         say!("passed over: {damaged}");
                     }
                     let name = || format!("--resume `{}`", newest.path.display());
-                    progress = trainer.load(&newest.path).with_context(name)?;
+                    progress = load(trainer, &newest.path).with_context(name)?;
                     say!("going on after update {}", trainer.n_windows());
                 }
             }
@@ -108,7 +111,7 @@ impl<'a> Observer<'a> {
             Event::Evaluated { .. } | Event::Stopped => true,
         };
         if is_due {
-            checkpoints.save(trainer, progress)?;
+            save(checkpoints, trainer, progress)?;
         }
         Ok(())
     }

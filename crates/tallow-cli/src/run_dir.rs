@@ -10,8 +10,9 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use tallow_run::checkpoint::Checkpoints;
 use tallow_train::{
-    Checkpoints,
+    CHECKPOINTS as KIND,
     plan::{Candidate, Space},
     recompute::Plan,
 };
@@ -47,7 +48,7 @@ pub(crate) fn effective_path(folder: &Path) -> PathBuf {
 /// # Errors
 /// If there is no whole checkpoint.
 pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
-    let checkpoints = Checkpoints::look(folder.join(CHECKPOINTS));
+    let checkpoints = Checkpoints::look(KIND, folder.join(CHECKPOINTS));
     ensure!(
         checkpoints.folder().is_dir(),
         "`{}` holds no checkpoint, so there are no weights",
@@ -125,7 +126,7 @@ impl<'a> RunDir<'a> {
         if config.keep == 0 && self.start != Start::Resume {
             return Ok(None);
         }
-        Ok(Some(Checkpoints::open(self.folder.join(CHECKPOINTS), config.keep)?))
+        Ok(Some(Checkpoints::open(KIND, self.folder.join(CHECKPOINTS), config.keep)?))
     }
 
     /// Writes down what was given, and every value in force.

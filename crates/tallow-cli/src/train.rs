@@ -19,10 +19,10 @@ use tallow_memory::{
     peak_during,
     plan::PostMortem,
 };
+use tallow_run::{Epochs, Outcome, fit};
 use tallow_train::{
-    BatchSplit, Epochs, Evaluation, Flow, Gradients, Outcome, Recipe, Sizing, Trainer, Watch,
+    BatchSplit, Evaluation, Flow, Gradients, Recipe, Sizing, Trainer, Watch,
     accum::{ADVISED_MICRO_BATCHES, AccumConfig},
-    fit,
     optim::Schedule,
     plan::{Built, Candidate},
 };
@@ -187,13 +187,14 @@ fn choose(work: &Work, meter: &dyn Meter) -> Result<(Vec<Candidate>, Option<Buil
 
 /// Where memory ran out: what it was for, and what would have fitted.
 fn post_mortem(
-    error: &tallow_train::Error,
+    error: &tallow_run::Error,
     config: &Config,
     weighed: &[Candidate],
     ledger: &Ledger,
     meter: &dyn Meter,
 ) {
-    let (tallow_train::Error::Memory(_), Some(budget)) = (error, config.budget) else { return };
+    let tallow_run::Error::Train(tallow_train::Error::Memory(_)) = error else { return };
+    let Some(budget) = config.budget else { return };
     let allowed = weighed.iter().filter(|candidate| candidate.is_allowed(&config.forbid));
     let priced: Vec<_> = allowed.map(Candidate::priced).collect();
     let at_peak = ledger.at_peak().reconciled(meter.peak_bytes());

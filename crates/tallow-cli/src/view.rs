@@ -3,7 +3,8 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use tallow_memory::Meter;
-use tallow_train::{Evaluation, Event, Outcome, Progress};
+use tallow_run::{Event, Outcome, Progress};
+use tallow_train::Evaluation;
 
 /// [`print_line`] with a format.
 macro_rules! say {

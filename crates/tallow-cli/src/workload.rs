@@ -7,10 +7,9 @@ use tallow_data::{Batch, Order, Tail};
 use tallow_memory::Meter;
 use tallow_models::Segments;
 use tallow_train::{
-    Error, Result,
     accum::AccumDType,
     optim::Place,
-    plan::{Built, Found, Recomputation, Space, Workload, plan},
+    plan::{Built, Error, Found, Recomputation, Result, Space, Workload, plan},
     precision,
     recompute::{Policy, SegmentCost},
 };

@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 mod error;
+mod lines;
 mod masters;
 mod policy;
 mod scale;

@@ -1,7 +1,8 @@
 //! How updates are made, and what they did.
 
-use crate::{BatchSplit, Error, Result};
-use tallow_accum::{AccumConfig, Clip};
+use crate::{Error, Result};
+use tallow_accum::{AccumConfig, BatchSplit, Clip};
+use tallow_backward::{Gradients, Passes};
 use tallow_optim::Schedule;
 use tallow_precision::LossScale;
 use tallow_recompute::{Check, Plan, Saved};
@@ -62,20 +63,12 @@ impl Recipe {
             }
         }
     }
-}
 
-/// How gradients reach the optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gradients {
-    /// Each segment's are added to the sums of the window and die; the window updates at its end.
-    Summed,
-    /// Each segment's update their parameters during backward and die: no gradient outlives its
-    /// segment, but those of a parameter that several segments use are summed until the last is there.
-    /// Needs one micro-batch an update. A verdict over all gradients (clipping by the norm,
-    /// a dynamic loss scale, a norm limit, the first update) needs a backward of its own before, so
-    /// that an update takes twice the time; without one, a gradient that is not finite ends the run
-    /// with the segments after it already updated. So does memory that runs out in a recomputation.
-    Released,
+    /// How its micro-batches are walked.
+    pub(crate) fn passes(&self) -> Passes<'_> {
+        let Self { recompute: plan, saved, check, label_smoothing, .. } = self;
+        Passes { plan, saved, check: *check, label_smoothing: *label_smoothing }
+    }
 }
 
 /// What one batch did.

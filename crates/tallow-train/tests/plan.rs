@@ -7,8 +7,8 @@ use tallow_memory::{CountingAllocator, peak_during};
 use tallow_models::{Gpt2Config, ResNetConfig, Segments};
 use tallow_tensor::Params;
 use tallow_train::{
-    BatchSplit, Error, Gradients, Recipe, Result, Trainer, accum, optim,
-    plan::{Built, Candidate, Knob, Recomputation, Space, Workload, plan},
+    BatchSplit, Gradients, Recipe, Trainer, accum, optim,
+    plan::{Built, Candidate, Error, Knob, Recomputation, Result, Space, Workload, plan},
     precision::{LossScale, Masters, Policy},
     recompute,
 };

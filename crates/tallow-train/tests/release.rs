@@ -3,6 +3,7 @@
 mod support;
 
 use support::{EPS, Net, RATE, Setup, State, dynamic, nested, seen};
+use tallow_backward::Error as BackwardError;
 use tallow_testkit::{Tol, assert_close};
 use tallow_train::{
     Applied, BatchSplit, Error, Gradients, Recipe, Sizing, Skip, Trainer, Update,
@@ -161,7 +162,7 @@ fn a_gradient_that_is_not_finite_moves_nothing_where_a_verdict_is_needed() {
         for n_before in 0..2 {
             let before = setup.state();
             match setup.trainer.update(&bad) {
-                Err(Error::NonFinite { name, .. }) => {
+                Err(Error::Backward(BackwardError::NonFinite { name, .. })) => {
                     assert!(i < 2, "a dynamic scale skips");
                     assert_eq!(name, "last.bias");
                     setup.state().assert_same(&before, "refused");
@@ -183,7 +184,10 @@ fn a_gradient_that_is_not_finite_moves_nothing_where_a_verdict_is_needed() {
     let (mut setup, bad) = spoilt(Net::Mixed, released);
     let before = setup.state();
     let error = setup.trainer.update(&bad).expect_err("must be refused");
-    assert!(matches!(&error, Error::NonFinite { update: 1, .. }), "{error}");
+    assert!(
+        matches!(&error, Error::Backward(BackwardError::NonFinite { update: 1, .. })),
+        "{error}"
+    );
     setup.state().assert_same(&before, "the first update");
 }
 
@@ -194,7 +198,9 @@ fn without_a_verdict_it_is_an_error_that_names_the_parameter() {
     let _good = setup.update(8, 0).expect("updates");
     let before = setup.state();
     let error = setup.trainer.update(&bad).expect_err("must be refused");
-    let Error::NonFinite { update: 2, name, loss } = &error else { panic!("{error}") };
+    let Error::Backward(BackwardError::NonFinite { update: 2, name, loss }) = &error else {
+        panic!("{error}")
+    };
     assert_eq!(name, "last.bias");
     assert!(loss.is_nan());
     assert!(error.to_string().contains("the gradient of last.bias is not finite"), "{error}");

@@ -1,7 +1,7 @@
 //! A GPT in one file: `cargo run --release -p nano -- TEXT [UPDATES]` learns a text byte by byte.
 //!
 //! bf16 with f32 masters, four micro-batches an update, every block run again in backward, 8-bit AdamW:
-//! each is one line of the recipe below, and `off` is a value too.
+//! each is one line in `main`.
 
 // B batch · T tokens · D width · V vocabulary
 
@@ -10,21 +10,20 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use std::sync::Arc;
 use tallow::{
-    accum::{AccumConfig, AccumDType, Clip},
     data::{Loader, Loading, Source, TokenBatches},
     models::{Sampling, Score, Segments},
-    optim::{Algorithm, Config, Schedule, Shape, StateFormat},
-    precision::{LossScale, Masters, Policy},
-    recompute::{self, Check, Plan, Saved, SegmentCost},
+    optim::{Algorithm, Config, StateFormat},
+    precision::Policy,
+    recompute,
+    run::{Epochs, Event, Progress, fit},
     tensor::{
-        Params,
         layers::{
             Embedding, HeadSizes, LayerNorm, Linear, MultiHeadAttention, embedding, layer_norm,
             linear,
         },
         ops::{self, CrossEntropy, Loss, Mask},
     },
-    train::{BatchSplit, Epochs, Event, Flow, Gradients, Progress, Recipe, Trainer, fit},
+    train::{Built, Flow, Trainer},
 };
 
 const VOCAB: usize = 256;
@@ -187,37 +186,6 @@ fn batches(text: Text) -> Loader<TokenBatches> {
     Loader::new(text, |tokens, _| Ok(tokens), collate, Loading::PLAIN)
 }
 
-/// Each block is kept as its input alone.
-fn redo_blocks() -> Result<Plan> {
-    let names =
-        (0..N_BLOCKS + 2).map(|i| if (1..=N_BLOCKS).contains(&i) { "block" } else { "end" });
-    let segments: Vec<_> = names.map(SegmentCost::unmeasured).collect();
-    Ok(recompute::Policy::Named(vec!["block".to_string()]).plan(&segments)?)
-}
-
-fn recipe(n_updates: u64) -> Result<Recipe> {
-    let optimizer = Config::new(Algorithm::ADAMW, 2e-3);
-    Ok(Recipe {
-        split: BatchSplit::derive(Some(BATCH), None, Some(4), 1)?,
-        optimizer: Config { format: StateFormat::BITS8, ..optimizer },
-        schedule: Schedule {
-            peak: 2e-3,
-            warmup_updates: n_updates / 20,
-            shape: Shape::Cosine { total_updates: n_updates, end: 0.0 },
-        },
-        loss_scale: LossScale::off(), // bf16 needs none
-        accum: AccumConfig { dtype: AccumDType::F32, warn_above: 8 },
-        clip: Clip::Norm(1.0),
-        skip_above_norm: f64::INFINITY,
-        gradients: Gradients::Summed,
-        recompute: redo_blocks()?,
-        saved: Saved::AsIs,
-        check: Check::Shape,
-        label_smoothing: 0.0,
-        ema_decay: None,
-    })
-}
-
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let path = words.next().context("usage: nano TEXT [UPDATES]")?;
@@ -226,11 +194,18 @@ fn main() -> Result<()> {
     let (train, held_out) = split(text)?;
     let (train, held_out) = (batches(train), batches(held_out));
 
-    let params = Params::new(0);
-    let masters = Masters::new(Policy::bf16(), params.clone())?;
-    let model = Gpt::new(masters.builder(&Device::Cpu))?;
-    println!("{} parameters", params.n_trainable());
-    let mut trainer = Trainer::new(model, masters, params.buffers(), recipe(n_updates)?)?;
+    let built = Built::new(Policy::bf16(), 0, &Device::Cpu, Gpt::new)?;
+    let params = built.masters.params();
+    println!("{} parameters", params.iter().map(|(_, var)| var.elem_count()).sum::<usize>());
+    let adamw = Config::new(Algorithm::ADAMW, 2e-3);
+    let mut trainer = Trainer::builder(built)
+        .batch(BATCH)
+        .accumulate(4)
+        .optimizer(Config { format: StateFormat::BITS8, ..adamw })
+        .warmup_cosine(n_updates / 20, n_updates)
+        .clip_norm(1.0)
+        .recompute(recompute::Policy::Named(vec!["block.*".to_string()]))
+        .build()?;
     let epochs = Epochs {
         train: &train,
         held_out: &held_out,

@@ -11,8 +11,8 @@ use tallow_models::{
     VitConfig,
 };
 use tallow_train::{
-    Params, Result as TrainResult,
-    plan::Built,
+    Params,
+    plan::{Built, Result as BuildResult},
     precision::{Masters, Policy},
 };
 
@@ -202,7 +202,7 @@ impl Model {
         policy: &Policy,
         seed: u64,
         shape: &Shape,
-    ) -> TrainResult<Built<Net>> {
+    ) -> BuildResult<Built<Net>> {
         self.built(policy, seed, |vb| match &self.network {
             Network::ResNet(kind) => {
                 Ok(Box::new(kind.config(shape.channels, shape.n_classes).build(vb)?) as Net)
@@ -226,7 +226,7 @@ impl Model {
         &self,
         policy: &Policy,
         seed: u64,
-    ) -> TrainResult<Built<Box<dyn Text>>> {
+    ) -> BuildResult<Built<Box<dyn Text>>> {
         self.built(policy, seed, |vb| match &self.network {
             Network::Gpt2(config) => Ok(Box::new(self.gpt2(config, policy, vb)?) as Box<dyn Text>),
             Network::Llama(config) => Ok(Box::new(self.llama(config, policy, vb)?)),
@@ -234,14 +234,14 @@ impl Model {
         })
     }
 
-    fn gpt2(&self, config: &Gpt2Config, policy: &Policy, vb: VarBuilder) -> TrainResult<Gpt2> {
+    fn gpt2(&self, config: &Gpt2Config, policy: &Policy, vb: VarBuilder) -> BuildResult<Gpt2> {
         Ok(match self.base(policy)? {
             None => config.build(vb)?,
             Some((lora, base)) => config.build_lora(base, lora, vb)?,
         })
     }
 
-    fn llama(&self, config: &LlamaConfig, policy: &Policy, vb: VarBuilder) -> TrainResult<Llama> {
+    fn llama(&self, config: &LlamaConfig, policy: &Policy, vb: VarBuilder) -> BuildResult<Llama> {
         Ok(match self.base(policy)? {
             None => config.build(vb)?,
             Some((lora, base)) => config.build_lora(base, lora, vb)?,
@@ -249,7 +249,7 @@ impl Model {
     }
 
     /// What adapters stand on.
-    fn base(&self, policy: &Policy) -> TrainResult<Option<(&Lora, VarBuilder<'static>)>> {
+    fn base(&self, policy: &Policy) -> BuildResult<Option<(&Lora, VarBuilder<'static>)>> {
         let (Some(lora), Some(weights)) = (&self.lora, &self.weights) else { return Ok(None) };
         Ok(Some((lora, weights.constants(self.network.prefix(), policy)?)))
     }
@@ -258,8 +258,8 @@ impl Model {
         &self,
         policy: &Policy,
         seed: u64,
-        build: impl FnOnce(VarBuilder) -> TrainResult<M>,
-    ) -> TrainResult<Built<M>> {
+        build: impl FnOnce(VarBuilder) -> BuildResult<M>,
+    ) -> BuildResult<Built<M>> {
         let params = Params::new(seed);
         let masters = Masters::new(policy.clone(), params.clone())?;
         let model = build(masters.builder(&Device::Cpu))?;

@@ -9,7 +9,7 @@ use std::{
 };
 use tallow_models::{HfValue, WeightsError, weights::Checkpoint};
 use tallow_train::{
-    Result as TrainResult,
+    plan::Result as BuildResult,
     precision::{Policy, Stored},
 };
 
@@ -73,7 +73,7 @@ impl Weights {
     /// Gives every one of `params` its value.
     /// # Errors
     /// If one is missing or of another shape, or the files hold what the network does not have.
-    pub(crate) fn read_into(&self, params: &[(String, Var)], prefix: &str) -> TrainResult<()> {
+    pub(crate) fn read_into(&self, params: &[(String, Var)], prefix: &str) -> BuildResult<()> {
         let checkpoint = Checkpoint::open(&self.files, prefix)?;
         let unused = checkpoint.load_into(params)?;
         let is_known = |name: &String| NEVER_USED.iter().any(|end| name.ends_with(end));
@@ -94,7 +94,7 @@ impl Weights {
         &self,
         prefix: &str,
         policy: &Policy,
-    ) -> TrainResult<VarBuilder<'static>> {
+    ) -> BuildResult<VarBuilder<'static>> {
         let checkpoint = Checkpoint::open(&self.files, prefix)?;
         let constants = Constants { checkpoint, policy: policy.clone() };
         Ok(VarBuilder::from_backend(Box::new(constants), policy.compute, Device::Cpu))

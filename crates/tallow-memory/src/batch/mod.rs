@@ -6,7 +6,8 @@
 //!
 //! - [`with_backoff`] tries a size and halves it, from a clean state, while memory runs out.
 //! - [`largest_fitting`] finds the largest size that fits, by real trials.
-//! - [`Controller`] moves the size with a meter while the run goes on.
+//! - [`Controller`] moves the size with a meter while the run goes on; [`Sizing`] is one with its limit and
+//!   clock, for a loop that only says what each update held and when memory ran out.
 //!
 //! ```
 //! use tallow_memory::batch::{Fitted, Tried, with_backoff};
@@ -29,7 +30,9 @@
 mod controller;
 mod pieces;
 mod search;
+mod sizing;
 
 pub use controller::{Controller, ControllerConfig, Decision};
 pub use pieces::{Piece, Pieces, pieces};
 pub use search::{Failed, Fitted, Largest, Tried, largest_fitting, with_backoff};
+pub use sizing::Sizing;

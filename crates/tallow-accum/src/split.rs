@@ -90,6 +90,9 @@ pub struct BatchSplit {
 }
 
 impl BatchSplit {
+    /// Updates of one sample.
+    pub const ONE: Self = Self { batch: 1, micro_batch: 1, ranks: 1 };
+
     /// From any two of `batch`, `micro_batch` and `accumulate` (micro-batches an update), or `batch`
     /// alone, which is then one micro-batch. All three must agree.
     /// # Errors
@@ -168,6 +171,8 @@ impl BatchSplit {
     /// The pieces of `n_samples` at hand (fewer than a batch at the end of an epoch): every sample
     /// once, in order.
     pub fn pieces(&self, n_samples: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        tallow_memory::batch::pieces(n_samples, self.micro_batch).map(|piece| piece.range())
+        let micro_batch = self.micro_batch;
+        let starts = (0..n_samples).step_by(micro_batch);
+        starts.map(move |start| start..start.saturating_add(micro_batch).min(n_samples))
     }
 }

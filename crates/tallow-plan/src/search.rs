@@ -1,19 +1,6 @@
-//! The plan: precision x micro-batch x recomputation x optimizer state, priced before step one.
-//!
-//! Each precision's model is built and its segments run on micro-batches of one and two samples;
-//! bytes and seconds of other micro-batches lie on the line through these, until one of them is
-//! about to be chosen: then it is run too. A candidate's peak is what is held all the time, priced
-//! or counted, plus what [`tallow_recompute::simulate`] says that a forward and backward hold on top.
+//! The search: what is calibrated, priced, and chosen.
 
-mod calibrate;
-mod price;
-mod space;
-
-pub use space::{Built, Knob, Recomputation, Space, Workload};
-
-use crate::{Error, Result};
-use calibrate::Calibration;
-use price::Price;
+use crate::{Error, Knob, Result, Space, Workload, calibrate::Calibration, price::Price};
 use std::fmt;
 use tallow_memory::{
     Meter, Terms, peak_during,
@@ -160,10 +147,9 @@ fn hopeless<W: Workload>(work: &W, space: &Space, budget: u64, meter: &dyn Meter
         .cloned()
         .collect();
     let mut error = choose(&reachable, space, 0).expect_err("nothing fits 0 bytes");
-    if let Error::NothingFits(NothingFits {
-        allowed: AllAbove { budget_bytes, smallest_bytes, .. },
-        forbidden,
-    }) = &mut error
+    if let Error::NothingFits(nothing) = &mut error
+        && let NothingFits { allowed: AllAbove { budget_bytes, smallest_bytes, .. }, forbidden } =
+            &mut **nothing
     {
         *budget_bytes = budget;
         // Where it would fit by a hair's breadth, the calibration under the budget has taken that.
@@ -241,7 +227,7 @@ fn choose(candidates: &[Candidate], space: &Space, budget: u64) -> Result<usize>
         }
         Err(allowed) => {
             let forbidden = helpful(candidates, space, budget);
-            Err(Error::NothingFits(NothingFits { allowed, forbidden }))
+            Err(Error::NothingFits(Box::new(NothingFits { allowed, forbidden })))
         }
     }
 }

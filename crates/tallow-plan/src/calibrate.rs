@@ -1,16 +1,11 @@
 //! What a precision's model takes: counted and timed.
 
-use super::{Built, Space, Workload};
-use crate::{
-    Gradients, Result,
-    backward::{Passes, Watch, Work, variables},
-    books::Books,
-    trainer::bytes_of,
-};
+use crate::{Result, Space, Workload};
 use candle_core::Var;
 use std::cell::RefCell;
 use tallow_accum::accumulator_bytes;
-use tallow_memory::{Ledger, Meter, NoMeter, Scope, Watermark, peak_during};
+use tallow_backward::{Gradients, Network, Passes, bytes_of};
+use tallow_memory::{Meter, Scope, peak_during};
 use tallow_models::Segments;
 use tallow_precision::Policy;
 use tallow_recompute::{Bytes, Check, Plan, Saved, SegmentCost};
@@ -20,20 +15,20 @@ use tallow_tensor::pass;
 const BETWEEN_DOUBLINGS: f64 = 0.5;
 
 /// Figures of one precision.
-pub(super) struct Calibration {
+pub(crate) struct Calibration {
     /// Place in [`Space::policies`].
-    pub(super) policy: usize,
+    pub(crate) policy: usize,
     /// Parameters, copies, statistics.
-    pub(super) built_bytes: u64,
+    pub(crate) built_bytes: u64,
     /// What is held beside while an update runs: copies of the statistics, if the model has any.
-    pub(super) beside_bytes: u64,
-    pub(super) accum_bytes: u64,
+    pub(crate) beside_bytes: u64,
+    pub(crate) accum_bytes: u64,
     /// Of the weights' average.
-    pub(super) average_bytes: u64,
+    pub(crate) average_bytes: u64,
     /// Of each optimizer: all of its state, and what is in memory.
-    pub(super) state_bytes: Vec<(u64, u64)>,
+    pub(crate) state_bytes: Vec<(u64, u64)>,
     /// The most that was held at once while it was built and calibrated.
-    pub(super) peak_bytes: u64,
+    pub(crate) peak_bytes: u64,
     /// Segments by size of micro-batch, the smallest first.
     costs: Vec<(usize, Vec<SegmentCost>)>,
 }
@@ -68,7 +63,7 @@ fn tied_bytes(
 
 impl Calibration {
     /// Builds the model and runs its segments on the smallest micro-batches that it takes.
-    pub(super) fn run<W: Workload>(
+    pub(crate) fn run<W: Workload>(
         work: &W,
         space: &Space,
         policy: usize,
@@ -83,10 +78,12 @@ impl Calibration {
             let state = |config| tallow_optim::state_bytes(&params, config);
             let trained = trained(&params, space);
             let left = budget.saturating_sub(before_bytes);
+            let beside_bytes = bytes_of(&built.buffers);
+            let network = Network::new(built);
             Ok(Self {
                 policy,
                 built_bytes,
-                beside_bytes: bytes_of(&built.buffers),
+                beside_bytes,
                 accum_bytes: match space.gradients {
                     Gradients::Summed => accumulator_bytes(&trained, space.accum),
                     Gradients::Released => 0,
@@ -94,19 +91,19 @@ impl Calibration {
                 average_bytes: if space.has_average { average_of(&trained) } else { 0 },
                 state_bytes: space.optimizers.iter().map(state).collect(),
                 peak_bytes: 0,
-                costs: smallest(work, space, policy, &built, left, meter)?,
+                costs: smallest(work, space, policy, &network, left, meter)?,
             })
         });
         Ok(Self { peak_bytes: before_bytes + peak_bytes, ..found? })
     }
 
     /// The smallest micro-batch that the model takes.
-    pub(super) fn smallest(&self) -> usize {
+    pub(crate) fn smallest(&self) -> usize {
         self.costs[0].0
     }
 
     /// Runs the segments on micro-batches of `n` samples too.
-    pub(super) fn refine<W: Workload>(
+    pub(crate) fn refine<W: Workload>(
         &mut self,
         work: &W,
         space: &Space,
@@ -115,8 +112,8 @@ impl Calibration {
     ) -> Result<()> {
         let before_bytes = meter.current_bytes();
         let (costs, peak_bytes) = peak_during(meter, || {
-            let built = work.build(&space.policies[self.policy])?;
-            measure(work, space, self.policy, &built, n, meter)
+            let network = Network::new(work.build(&space.policies[self.policy])?);
+            measure(work, space, self.policy, &network, n, meter)
         });
         self.peak_bytes = self.peak_bytes.max(before_bytes + peak_bytes);
         self.costs.push((n, costs?));
@@ -126,7 +123,7 @@ impl Calibration {
 
     /// The segments on micro-batches of `n` samples, and how far that is from what ran, in doublings:
     /// else they are on the line through the nearest two. `None` if there is only one, another.
-    pub(super) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, f64)> {
+    pub(crate) fn costs_at(&self, n: usize) -> Option<(Vec<SegmentCost>, f64)> {
         if let Some((_, costs)) = self.costs.iter().find(|(found, _)| *found == n) {
             return Some((costs.clone(), 0.0));
         }
@@ -149,13 +146,13 @@ fn smallest<W: Workload>(
     work: &W,
     space: &Space,
     policy: usize,
-    built: &Built<W::Model>,
+    network: &Network<W::Model>,
     left_bytes: u64,
     meter: &dyn Meter,
 ) -> Result<Vec<(usize, Vec<SegmentCost>)>> {
     let most = space.micro_batches.iter().copied().max().unwrap_or(1);
     let measured = |n: usize| -> Result<(Vec<SegmentCost>, u64)> {
-        let (costs, peak) = peak_during(meter, || measure(work, space, policy, built, n, meter));
+        let (costs, peak) = peak_during(meter, || measure(work, space, policy, network, n, meter));
         Ok((costs?, peak))
     };
     let (n, (first, peak)) = match measured(1) {
@@ -175,26 +172,23 @@ fn measure<W: Workload>(
     work: &W,
     space: &Space,
     policy: usize,
-    built: &Built<W::Model>,
+    network: &Network<W::Model>,
     n: usize,
     meter: &dyn Meter,
 ) -> Result<Vec<SegmentCost>> {
     let batch = work.batch(&space.policies[policy], n)?;
-    let watch = Watch::new(Watermark::off(Ledger::new()), &NoMeter);
-    let books = Books::new(&Ledger::new());
-    let plan = Plan::keep_all(built.model.names().len() + 1);
-    let params = variables(&built.masters);
+    let plan = Plan::keep_all(network.model().names().len() + 1);
     let passes = Passes {
         plan: &plan,
         saved: &Saved::AsIs,
         check: Check::Shape,
         label_smoothing: space.label_smoothing,
     };
-    let work = Work::new(&built.model, passes, (&watch, &books), &params);
+    let walk = network.walk(passes);
     let bytes = Scoped { meter, scope: RefCell::new(None) };
     // Draws and statistics stay as they are.
     let mut costs =
-        pass::replay(pass::position(), || work.measure((&batch.inputs, &batch.targets), &bytes))?;
+        pass::replay(pass::position(), || walk.measure((&batch.inputs, &batch.targets), &bytes))?;
     let wide = space.policies[policy].compute != space.policies[policy].gradient;
     for i in 0..costs.len() {
         let grad_y = costs.get(i + 1).map_or(costs[i].output_bytes, |next| next.input_grad_bytes);
@@ -208,7 +202,8 @@ fn measure<W: Workload>(
         }
     }
     if space.gradients == Gradients::Released {
-        let (params, copies) = (trained(&built.masters.params(), space), built.masters.copies());
+        let masters = network.masters();
+        let (params, copies) = (trained(&masters.params(), space), masters.copies());
         let waiting = tied_bytes(&params, &copies, &space.policies[policy], &costs);
         // From the head's backward on, which gives the first part.
         if let [before_head @ .., _] = &mut costs[..] {

@@ -1,9 +1,8 @@
-//! Folders that are whole or are not there.
+//! Closes a folder: lengths and checksums of its files, then its name.
 //!
-//! A folder is filled under another name, its files are forced to the disk, their lengths and
-//! checksums are written last, and only then does it get its name. So a name without the seal, or a
-//! file that disagrees with it, is what a crash or a damaged disk left.
+//! So a name without the seal, or a file that disagrees with it, is what a crash or a damaged disk left.
 
+use crate::{Error, Result, folder::io_error};
 use std::{
     fs::{self, File},
     io::{self, Read},
@@ -12,15 +11,6 @@ use std::{
 
 /// Lengths and checksums of the other files.
 const SEAL: &str = "seal.txt";
-
-/// What is wrong with a folder.
-#[derive(Debug)]
-pub(super) enum Broken {
-    /// The system's answer for this file.
-    Io(PathBuf, io::Error),
-    /// This file, and how it differs from what was written.
-    Differs(PathBuf, String),
-}
 
 /// Length and CRC-32 of a file.
 fn sum(path: &Path) -> io::Result<(u64, u32)> {
@@ -48,25 +38,21 @@ fn files(folder: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Forces what `part` holds to the disk, seals it, and gives it the name `folder`.
-pub(super) fn close(part: &Path, folder: &Path) -> Result<(), Broken> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |error| Broken::Io(path, error)
-    };
+pub(crate) fn close(part: &Path, folder: &Path) -> Result<()> {
     let mut seal = String::new();
-    for name in files(part).map_err(io(part))? {
+    for name in files(part).map_err(io_error(part))? {
         let path = part.join(&name);
-        File::open(&path).and_then(|file| file.sync_all()).map_err(io(&path))?;
-        let (n_bytes, crc) = sum(&path).map_err(io(&path))?;
+        File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path))?;
+        let (n_bytes, crc) = sum(&path).map_err(io_error(&path))?;
         seal += &format!("{n_bytes} {crc:08x} {name}\n");
     }
     let path = part.join(SEAL);
-    fs::write(&path, seal).map_err(io(&path))?;
-    File::open(&path).and_then(|file| file.sync_all()).map_err(io(&path))?;
-    sync_folder(part).map_err(io(part))?;
-    fs::rename(part, folder).map_err(io(folder))?;
+    fs::write(&path, seal).map_err(io_error(&path))?;
+    File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path))?;
+    sync_folder(part).map_err(io_error(part))?;
+    fs::rename(part, folder).map_err(io_error(folder))?;
     let parent = folder.parent().filter(|p| !p.as_os_str().is_empty());
-    sync_folder(parent.unwrap_or(Path::new("."))).map_err(io(folder))
+    sync_folder(parent.unwrap_or(Path::new("."))).map_err(io_error(folder))
 }
 
 /// Not every system opens folders.
@@ -78,33 +64,42 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// That a folder holds what was sealed, byte for byte.
-pub(super) fn check(folder: &Path) -> Result<(), Broken> {
+pub(crate) fn check(folder: &Path) -> Result<()> {
     let path = folder.join(SEAL);
-    let seal = fs::read_to_string(&path).map_err(|error| Broken::Io(path.clone(), error))?;
+    let seal = fs::read_to_string(&path).map_err(io_error(&path))?;
     if !seal.ends_with('\n') {
-        return Err(Broken::Differs(path, "it ends in the midst of a line".to_string()));
+        return Err(damaged(path, "it ends in the midst of a line".to_string()));
     }
-    let mut n_files = 0;
+    let mut sealed = Vec::new();
     for line in seal.lines() {
         let mut words = line.splitn(3, ' ');
         let n_bytes = words.next().and_then(|n| n.parse::<u64>().ok());
         let crc = words.next().and_then(|crc| u32::from_str_radix(crc, 16).ok());
         let (Some(n_bytes), Some(crc), Some(name)) = (n_bytes, crc, words.next()) else {
-            return Err(Broken::Differs(path, format!("`{line}` is no line of a seal")));
+            return Err(damaged(path, format!("`{line}` is no line of a seal")));
         };
         let file = folder.join(name);
-        let found = sum(&file).map_err(|error| Broken::Io(file.clone(), error))?;
+        let found = sum(&file).map_err(io_error(&file))?;
         if found.0 != n_bytes {
             let how = format!("{} bytes, {n_bytes} were written", found.0);
-            return Err(Broken::Differs(file, how));
+            return Err(damaged(file, how));
         }
         if found.1 != crc {
-            return Err(Broken::Differs(file, "its checksum differs".to_string()));
+            return Err(damaged(file, "its checksum differs".to_string()));
         }
-        n_files += 1;
+        sealed.push(name);
     }
-    match n_files {
-        0 => Err(Broken::Differs(path, "it seals no file".to_string())),
-        _ => Ok(()),
+    if sealed.is_empty() {
+        return Err(damaged(path, "it seals no file".to_string()));
     }
+    // A seal that ends too early; what begins with a dot is the system's own.
+    let is_open = |name: &String| !name.starts_with('.') && !sealed.contains(&&**name);
+    match files(folder).map_err(io_error(folder))?.into_iter().find(is_open) {
+        Some(name) => Err(damaged(path, format!("it does not seal `{name}`"))),
+        None => Ok(()),
+    }
+}
+
+fn damaged(path: PathBuf, how: String) -> Error {
+    Error::Damaged { path, how }
 }

@@ -1,11 +1,11 @@
-//! The size of micro-batches while training goes on.
+//! A controller with its limit and its clock.
 
-use crate::{Error, Result};
+use super::{Controller, ControllerConfig, Decision};
+use crate::Error;
 use std::time::Instant;
-use tallow_memory::batch::{Controller, ControllerConfig, Decision};
 
-/// Who decides on the size of micro-batches. The batch, its division and the schedule stay: only the
-/// split changes.
+/// Who decides on the size of micro-batches while training goes on. The batch, its division and the
+/// schedule stay: only the split changes.
 pub struct Sizing {
     /// Moves the size with the peak of each update.
     pub controller: Controller,
@@ -29,23 +29,29 @@ impl Sizing {
     }
 
     /// Samples of a micro-batch.
-    pub(crate) fn micro_batch(&self) -> usize {
+    pub fn micro_batch(&self) -> usize {
         self.controller.piece_items()
     }
 
-    /// After an update that held `used_bytes` at its peak.
-    pub(crate) fn observe(&mut self, used_bytes: u64) -> Result<()> {
+    /// After an update that held `used_bytes` at its peak: the next may be cut otherwise.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`] for a clock that is not finite or a limit of 0.
+    pub fn observe(&mut self, used_bytes: u64) -> Result<(), Error> {
         let now = (self.clock)();
         match self.controller.observe(now, used_bytes, self.limit_bytes)? {
             Decision::Stay | Decision::Halve { .. } | Decision::Double { .. } => Ok(()),
         }
     }
 
-    /// After an update that ran out of memory: a smaller size, or `error` if there is none.
-    pub(crate) fn shrink(&mut self, error: tallow_memory::Error) -> Result<()> {
+    /// After an update that ran out of memory, as `error` says: a smaller size.
+    ///
+    /// # Errors
+    /// `error` where there is no smaller size; [`Error::BadValue`] for a clock that is not finite.
+    pub fn shrink(&mut self, error: Error) -> Result<(), Error> {
         match self.controller.out_of_memory((self.clock)())? {
             Decision::Halve { .. } | Decision::Double { .. } => Ok(()),
-            Decision::Stay => Err(Error::Memory(error)),
+            Decision::Stay => Err(error),
         }
     }
 }

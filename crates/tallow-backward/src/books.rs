@@ -1,5 +1,6 @@
 //! What an update holds at each checkpoint, by category.
 
+use crate::network::tensor_bytes;
 use candle_core::{Tensor, backprop::GradStore};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tallow_memory::{Category, Held, Ledger, Meter};
@@ -44,8 +45,7 @@ impl Books {
 
     /// The batch that an update, or an evaluation, works on.
     pub(crate) fn batch(&self, tensors: &[&Tensor]) {
-        let bytes = |x: &&Tensor| (x.elem_count() * x.dtype().size_in_bytes()) as u64;
-        self.open().data.resize(tensors.iter().map(bytes).sum());
+        self.open().data.resize(tensors.iter().map(|x| tensor_bytes(x)).sum());
     }
 
     /// A micro-batch begins; it is over, or has failed, when the guard goes.
@@ -70,8 +70,8 @@ impl Books {
 
     /// Backward has left `segment` with these gradients of its parameters.
     pub(crate) fn after(&self, segment: usize, grads: &GradStore, live_bytes: u64) {
-        let bytes = |x: &Tensor| (x.elem_count() * x.dtype().size_in_bytes()) as u64;
-        let grads_bytes = grads.get_ids().filter_map(|id| grads.get_id(*id)).map(bytes).sum();
+        let grads_bytes =
+            grads.get_ids().filter_map(|id| grads.get_id(*id)).map(tensor_bytes).sum();
         let mut open = self.open();
         let live = open.above_start(live_bytes);
         set_backward(&mut open, segment, grads_bytes, live);

@@ -1,5 +1,6 @@
 //! A run that is stopped and taken up again ends with the same bits.
 
+#[path = "../../tallow-train/tests/support/mod.rs"]
 mod support;
 
 use candle_core::{DType, Device};
@@ -14,9 +15,13 @@ use std::{
 use support::{Net, Setup, State, dynamic};
 use tallow_data::{ImageSet, Images, Pixels};
 use tallow_memory::{Ledger, NoMeter, Watermark};
+use tallow_run::{
+    Epochs, Event, Outcome, Progress,
+    checkpoint::{Checkpoints, Error as CheckpointError},
+    fit, load, save,
+};
 use tallow_train::{
-    CheckpointError, Checkpoints, Epochs, Error, Event, Flow, Outcome, Progress, Recipe, Trainer,
-    Watch, fit, optim,
+    CHECKPOINTS, Error, Flow, Recipe, Trainer, Watch, optim,
     precision::{DynamicScale, LossScale, Policy},
 };
 
@@ -31,7 +36,7 @@ impl Folder {
     }
 
     fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::open(&self.0, 99).expect("a folder")
+        Checkpoints::open(CHECKPOINTS, &self.0, 99).expect("a folder")
     }
 }
 
@@ -101,7 +106,7 @@ fn res_1_a_run_goes_on_from_every_update_of_every_epoch() {
             if let Event::Updated { update, .. } = &event {
                 seen.push((progress.cursor.epoch, update.loss.to_bits()));
             }
-            paths.push((seen.len(), checkpoints.save(trainer, progress)?));
+            paths.push((seen.len(), save(&checkpoints, trainer, progress)?));
             Ok(Flow::Go)
         });
     let want = outcome.expect("trains").held_out.expect("the end");
@@ -110,7 +115,7 @@ fn res_1_a_run_goes_on_from_every_update_of_every_epoch() {
     assert_eq!(paths.len(), 16);
     for (n_seen, path) in paths {
         let mut resumed = setup(plain);
-        let progress = resumed.trainer.load(&path).expect("a checkpoint");
+        let progress = load(&mut resumed.trainer, &path).expect("a checkpoint");
         assert_eq!(
             (resumed.trainer.n_windows(), progress.n_samples / 8),
             (n_seen as u64, {
@@ -139,9 +144,9 @@ fn res_2_the_loss_scale_goes_on() {
     for seed in 0..3 {
         let _update = first.update(8, seed).expect("updates");
     }
-    let path = checkpoints.save(&first.trainer, &Progress::START).expect("saves");
+    let path = save(&checkpoints, &first.trainer, &Progress::START).expect("saves");
     let mut resumed = setup(scaled);
-    resumed.trainer.load(&path).expect("a checkpoint");
+    load(&mut resumed.trainer, &path).expect("a checkpoint");
     for setup in [&mut first, &mut resumed] {
         assert_eq!(setup.trainer.loss_scale().value(), 256.0);
         for seed in 3..5 {
@@ -154,10 +159,10 @@ fn res_2_the_loss_scale_goes_on() {
     // A checkpoint without a scale says nothing about where a dynamic one should start.
     let mut unscaled = setup(plain);
     let _update = unscaled.update(8, 0).expect("updates");
-    let path = checkpoints.save(&unscaled.trainer, &Progress::START).expect("saves");
+    let path = save(&checkpoints, &unscaled.trainer, &Progress::START).expect("saves");
     let before = setup(scaled).state();
     let mut other = setup(scaled);
-    let error = other.trainer.load(&path).expect_err("another kind of scale");
+    let error = load(&mut other.trainer, &path).expect_err("another kind of scale");
     assert!(matches!(error, Error::Precision(_)), "{error}");
     other.state().assert_same(&before, "refused before anything moved");
 }
@@ -168,7 +173,7 @@ fn two(folder: &Folder) -> (Checkpoints, Vec<(PathBuf, State)>) {
     let mut setup = setup(plain);
     let saved = (0..2).map(|seed| {
         let _update = setup.update(8, seed).expect("updates");
-        (checkpoints.save(&setup.trainer, &Progress::START).expect("saves"), setup.state())
+        (save(&checkpoints, &setup.trainer, &Progress::START).expect("saves"), setup.state())
     });
     let saved = saved.collect();
     (checkpoints, saved)
@@ -176,7 +181,7 @@ fn two(folder: &Folder) -> (Checkpoints, Vec<(PathBuf, State)>) {
 
 fn assert_goes_on_from(path: &Path, want: &State) {
     let mut resumed = setup(plain);
-    resumed.trainer.load(path).expect("whole");
+    load(&mut resumed.trainer, path).expect("whole");
     resumed.state().assert_same(want, "what was saved");
     let _update = resumed.update(8, 7).expect("goes on");
 }
@@ -198,7 +203,7 @@ fn res_3_a_torn_or_damaged_checkpoint_is_passed_over() {
             let newest = checkpoints.newest().expect("the one before");
             assert_eq!((&newest.path, newest.passed_over.len()), (old, 1), "{}", entry.display());
             assert!(newest.passed_over[0].to_string().contains("update-0000000002"));
-            let error = setup(plain).trainer.load(new).expect_err("damaged");
+            let error = load(&mut setup(plain).trainer, new).expect_err("damaged");
             assert!(matches!(error, Error::Checkpoint(_)), "{error}");
         }
         fs::remove_file(&entry).expect("removed");
@@ -209,10 +214,10 @@ fn res_3_a_torn_or_damaged_checkpoint_is_passed_over() {
     // Damaged, and then replaced by the save at that update.
     fs::write(new.join("weights.safetensors"), b"torn").expect("written");
     let mut again = setup(plain);
-    again.trainer.load(old).expect("whole");
+    load(&mut again.trainer, old).expect("whole");
     again.state().assert_same(old_state, "the one before");
     let _update = again.update(8, 1).expect("goes on");
-    assert_eq!(&checkpoints.save(&again.trainer, &Progress::START).expect("saves"), new);
+    assert_eq!(&save(&checkpoints, &again.trainer, &Progress::START).expect("saves"), new);
     assert_goes_on_from(&checkpoints.newest().expect("whole").path, new_state);
 }
 
@@ -236,9 +241,9 @@ fn a_save_that_fails_leaves_the_old_ones() {
     // A file stands where the new folder should be made: as a full disk, it can only be refused.
     fs::write(folder.0.join("update-0000000003-0.part"), b"in the way").expect("written");
     let mut setup = setup(plain);
-    setup.trainer.load(&saved[1].0).expect("whole");
+    load(&mut setup.trainer, &saved[1].0).expect("whole");
     let _update = setup.update(8, 2).expect("updates");
-    let error = checkpoints.save(&setup.trainer, &Progress::START).expect_err("in the way");
+    let error = save(&checkpoints, &setup.trainer, &Progress::START).expect_err("in the way");
     let Error::Checkpoint(CheckpointError::Io { path, .. }) = &error else { panic!("{error}") };
     assert!(path.ends_with("update-0000000003-0.part"), "{error}");
     assert_goes_on_from(&checkpoints.newest().expect("whole").path, &saved[1].1);
@@ -247,14 +252,14 @@ fn a_save_that_fails_leaves_the_old_ones() {
 #[test]
 fn the_last_and_the_best_are_kept() {
     let folder = Folder::new("kept");
-    let checkpoints = Checkpoints::open(&folder.0, 2).expect("a folder");
+    let checkpoints = Checkpoints::open(CHECKPOINTS, &folder.0, 2).expect("a folder");
     let mut setup = setup(plain);
     for (seed, held_out_loss) in
         [Some(3.0), Some(1.0), None, Some(2.0), None].into_iter().enumerate()
     {
         let _update = setup.update(8, seed as u64).expect("updates");
         let progress = Progress { held_out_loss, ..Progress::START };
-        checkpoints.save(&setup.trainer, &progress).expect("saves");
+        save(&checkpoints, &setup.trainer, &progress).expect("saves");
     }
     let mut names: Vec<String> = fs::read_dir(&folder.0)
         .expect("a folder")
@@ -291,7 +296,7 @@ fn res_4_a_run_may_be_stopped_anywhere() {
         let outcome =
             fit(&mut first.trainer, &epochs, Progress::START, |trainer, progress, event| {
                 if let Event::Stopped = event {
-                    *saved.lock().expect("no panic") = Some(checkpoints.save(trainer, progress)?);
+                    *saved.lock().expect("no panic") = Some(save(&checkpoints, trainer, progress)?);
                 }
                 Ok(Flow::Go)
             });
@@ -303,7 +308,7 @@ fn res_4_a_run_may_be_stopped_anywhere() {
         assert!(outcome.held_out.is_none());
         n_stopped += 1;
         let mut resumed = setup(noisy);
-        let progress = resumed.trainer.load(&path).expect("a checkpoint");
+        let progress = load(&mut resumed.trainer, &path).expect("a checkpoint");
         let (_, outcome) = run(&mut resumed, &epochs, progress);
         resumed.state().assert_same(&want, &format!("stopped at look {at}"));
         let loss = outcome.held_out.expect("the end").loss;
@@ -318,10 +323,10 @@ fn a_checkpoint_of_something_else_is_refused_by_name() {
     let (checkpoints, saved) = two(&folder);
     let path = &saved[0].0;
     let mut other = Setup::new(Net::Gpt2, &Policy::f32(), (8, 2), plain);
-    let error = other.trainer.load(path).expect_err("another model").to_string();
+    let error = load(&mut other.trainer, path).expect_err("another model").to_string();
     assert!(error.contains("wte.weight") || error.contains("h.0"), "{error}");
     let mut other = Setup::new(Net::Mixed, &Policy::f32(), (8, 2), plain);
-    let error = other.trainer.load(path).expect_err("another state format").to_string();
+    let error = load(&mut other.trainer, path).expect_err("another state format").to_string();
     assert!(error.contains("optimizer.safetensors"), "{error}");
     let empty = Folder::new("empty");
     let error = empty.checkpoints().newest().expect_err("none").to_string();
@@ -354,10 +359,10 @@ fn bf16_weights_go_on_with_the_same_chances() {
         let _update = trainer.update(&Net::Gpt2.batch(4, seed, &policy)).expect("updates");
     };
     update(&mut straight, 0);
-    let path = checkpoints.save(&straight, &Progress::START).expect("saves");
+    let path = save(&checkpoints, &straight, &Progress::START).expect("saves");
     update(&mut straight, 1);
     let (mut resumed, resumed_params) = build();
-    resumed.load(&path).expect("a checkpoint");
+    load(&mut resumed, &path).expect("a checkpoint");
     update(&mut resumed, 1);
     assert_eq!(values(&resumed_params), values(&params));
 }
@@ -376,19 +381,20 @@ fn an_average_of_weights_goes_on_to_the_same_bits() {
     let mut straight = setup(average);
     let mut paths = Vec::new();
     let outcome = fit(&mut straight.trainer, &epochs, Progress::START, |trainer, progress, _| {
-        paths.push(checkpoints.save(trainer, progress)?);
+        paths.push(save(&checkpoints, trainer, progress)?);
         Ok(Flow::Go)
     });
     let want = outcome.expect("trains").held_out.expect("the end");
     let last = tensors(paths.last().expect("one"));
     for path in [&paths[1], &paths[4]] {
         let mut resumed = setup(average);
-        let progress = resumed.trainer.load(path).expect("a checkpoint");
+        let progress = load(&mut resumed.trainer, path).expect("a checkpoint");
         let (_, outcome) = run(&mut resumed, &epochs, progress);
         let got = outcome.held_out.expect("the end");
         assert_eq!(got.loss.to_bits(), want.loss.to_bits());
         resumed.state().assert_same(&straight.state(), "weights");
-        let again = folder.checkpoints().save(&resumed.trainer, &outcome.progress).expect("saved");
+        let again =
+            save(&folder.checkpoints(), &resumed.trainer, &outcome.progress).expect("saved");
         assert_eq!(tensors(&again), last);
     }
     // Weights move as without, and are judged otherwise.
@@ -412,7 +418,7 @@ fn a_run_that_gets_no_better_stops() {
     let outcome = fit(&mut net.trainer, &epochs, Progress::START, |trainer, progress, event| {
         if let Event::Evaluated { evaluation, .. } = event {
             judged.push(evaluation.loss);
-            path = folder.checkpoints().save(trainer, progress)?;
+            path = save(&folder.checkpoints(), trainer, progress)?;
         }
         Ok(Flow::Go)
     });
@@ -425,7 +431,7 @@ fn a_run_that_gets_no_better_stops() {
     assert!(judged.len() < 9 && n_since <= Some(2), "{judged:?}");
     assert_eq!(outcome.progress.n_since_best, 2, "{judged:?}");
     let mut resumed = setup(still);
-    let progress = resumed.trainer.load(&path).expect("a checkpoint");
+    let progress = load(&mut resumed.trainer, &path).expect("a checkpoint");
     let (more, outcome) = run(&mut resumed, &epochs, progress);
     assert!(more.is_empty() && outcome.held_out.is_some());
 }

@@ -1,6 +1,6 @@
 //! Batch arithmetic: case CLI-1.
 
-use tallow_train::{BatchSplit, SplitError};
+use tallow_accum::{BatchSplit, SplitError};
 
 #[test]
 fn cli_1_any_two_numbers_derive_the_third() {

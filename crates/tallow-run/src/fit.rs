@@ -1,9 +1,10 @@
 //! Epochs of updates.
 
-use crate::{Error, Evaluation, Flow, Result, Trainer, Update};
-use std::time::{Duration, Instant};
+use crate::{Error, Progress, Result};
+use std::time::Instant;
 use tallow_data::{Cursor, Dataset, Order, Tail};
 use tallow_models::Segments;
+use tallow_train::{Evaluation, Flow, Trainer, Update};
 
 /// How long and on what a run trains.
 #[derive(Clone, Copy)]
@@ -68,51 +69,6 @@ impl Epochs<'_> {
     }
 }
 
-/// How far a run has come: with the trainer, all that it is. A plain value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
-    /// The next sample. After an epoch has been judged, the first of the next epoch.
-    pub cursor: Cursor,
-    /// Training samples seen, repetitions counted.
-    pub n_samples: u64,
-    /// Mean training loss of the first batch.
-    pub first_loss: Option<f64>,
-    /// Mean training loss of the last batch.
-    pub last_loss: f64,
-    /// The newest judgement, if the weights have not moved since.
-    pub held_out_loss: Option<f64>,
-    /// The lowest judgement so far.
-    pub best_loss: Option<f64>,
-    /// Judgements since then.
-    pub n_since_best: u64,
-    /// Time spent in updates, evaluation excluded.
-    pub training: Duration,
-}
-
-impl Progress {
-    /// Nothing yet.
-    pub const START: Self = Self {
-        cursor: Cursor::epoch(0),
-        n_samples: 0,
-        first_loss: None,
-        last_loss: f64::NAN,
-        held_out_loss: None,
-        best_loss: None,
-        n_since_best: 0,
-        training: Duration::ZERO,
-    };
-
-    /// Takes note of a judgement.
-    fn judged(&mut self, loss: f64) {
-        self.held_out_loss = Some(loss);
-        let is_best = self.best_loss.is_none_or(|best| loss < best);
-        (self.best_loss, self.n_since_best) = match is_best {
-            true => (Some(loss), 0),
-            false => (self.best_loss, self.n_since_best + 1),
-        };
-    }
-}
-
 /// What an observer of [`fit`] is told.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -167,7 +123,7 @@ pub fn fit<M: Segments>(
         .and_then(|()| run_epochs(trainer, plan, &mut progress, &mut observe));
     let held_out = match result {
         Ok(held_out) => held_out,
-        Err(Error::Interrupted) => None,
+        Err(Error::Train(tallow_train::Error::Interrupted)) => None,
         Err(error) => return Err(error),
     };
     let n_updates = trainer.n_updates();
@@ -263,12 +219,20 @@ fn rehearse<M: Segments>(trainer: &Trainer<M>, plan: &Epochs<'_>) -> Result<()> 
     let mut batches = plan.train.epoch(n_samples, Order::Sequential, Tail::Keep)?;
     match batches.next() {
         None => Ok(()),
-        Some(batch) => trainer.rehearse(&batch?),
+        Some(batch) => trainer.rehearse(&batch?).map_err(|error| refused(n_samples, error)),
+    }
+}
+
+/// What the model says of a micro-batch; memory and the user may end this too.
+fn refused(n_samples: usize, error: tallow_train::Error) -> Error {
+    match error {
+        tallow_train::Error::Memory(_) | tallow_train::Error::Interrupted => error.into(),
+        error => Error::MicroBatch { n_samples, error: Box::new(error) },
     }
 }
 
 /// In micro-batches: evaluation needs no more memory than training.
 fn evaluate<M: Segments>(trainer: &Trainer<M>, plan: &Epochs<'_>) -> Result<Evaluation> {
     let batch = trainer.split().micro_batch().min(plan.held_out.n_samples().max(1));
-    trainer.evaluate(plan.held_out.epoch(batch, Order::Sequential, Tail::Keep)?)
+    Ok(trainer.evaluate(plan.held_out.epoch(batch, Order::Sequential, Tail::Keep)?)?)
 }

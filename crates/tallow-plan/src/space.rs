@@ -1,25 +1,16 @@
 //! What is to be trained, and what a plan may choose from.
 
-use super::Candidate;
-use crate::{Error, Gradients, Result};
-use candle_core::{DType, Var};
+use crate::{Candidate, Error, Result};
+use candle_core::DType;
+use std::iter::successors;
 use tallow_accum::AccumDType;
+use tallow_backward::{Built, Gradients};
 use tallow_data::Batch;
 use tallow_memory::{Terms, plan::Choice};
 use tallow_models::Segments;
-use tallow_optim::{Config, Place, StateFormat};
-use tallow_precision::{Masters, Policy};
+use tallow_optim::{Algorithm, Config, Place, StateFormat};
+use tallow_precision::Policy;
 use tallow_recompute::{Plan, Saved, SegmentCost};
-
-/// A model with its parameters.
-pub struct Built<M> {
-    /// The model.
-    pub model: M,
-    /// What it took its parameters from.
-    pub masters: Masters,
-    /// Its running statistics.
-    pub buffers: Vec<(String, Var)>,
-}
 
 /// What is to be trained.
 pub trait Workload {
@@ -92,6 +83,12 @@ pub enum Recomputation {
 }
 
 /// What a plan may choose from. Each list holds at least one entry, the preferred one first.
+///
+/// ```
+/// # use tallow_plan::{Knob, Space};
+/// let space = Space { forbid: vec![Knob::Bf16], ..Space::new(64) };
+/// assert_eq!(space.micro_batches, [64, 32, 16, 8, 4, 2, 1]);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Space {
     /// Samples an update.
@@ -122,8 +119,30 @@ pub struct Space {
 }
 
 impl Space {
+    /// All that is planned where nobody says otherwise: batches of `batch` samples, cut in halves again
+    /// and again; f32 and bf16; AdamW at 1e-3 with its state in f32 or 8 bits; recomputation as planned.
+    pub fn new(batch: usize) -> Self {
+        let halves = |n: &usize| (*n > 1).then(|| n.div_ceil(2));
+        let adamw =
+            |format| Config { format, weight_decay: 0.01, ..Config::new(Algorithm::ADAMW, 1e-3) };
+        Self {
+            batch,
+            micro_batches: successors(Some(batch), halves).collect(),
+            policies: vec![Policy::f32(), Policy::bf16()],
+            optimizers: vec![adamw(StateFormat::F32), adamw(StateFormat::BITS8)],
+            recomputation: Recomputation::Planned,
+            saved: Saved::AsIs,
+            accum: AccumDType::F32,
+            gradients: Gradients::Summed,
+            prefer: Vec::new(),
+            forbid: Vec::new(),
+            label_smoothing: 0.0,
+            has_average: false,
+        }
+    }
+
     /// That there is something to choose from.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let shortest = [self.micro_batches.len(), self.policies.len(), self.optimizers.len()];
         let smallest = self.micro_batches.iter().copied().min().unwrap_or(0);
         for (name, value) in [
@@ -156,7 +175,7 @@ impl Space {
     }
 
     /// The place of a knob in the order of preference.
-    pub(super) fn place(&self, knob: Knob) -> usize {
+    pub(crate) fn place(&self, knob: Knob) -> usize {
         let prefer = &self.prefer;
         prefer.iter().position(|k| *k == knob).unwrap_or_else(|| {
             let rest = Knob::ALL.iter().filter(|k| !prefer.contains(k));
@@ -214,13 +233,13 @@ impl Space {
     }
 
     /// Whether a precision is allowed: of several, a narrow one may be forbidden.
-    pub(super) fn is_open(&self, policy: usize) -> bool {
+    pub(crate) fn is_open(&self, policy: usize) -> bool {
         let is_narrow = self.policies[policy].compute != DType::F32;
         !(is_narrow && self.policies.len() > 1 && self.forbid.contains(&Knob::Bf16))
     }
 
     /// A choice in words.
-    pub(super) fn choice(
+    pub(crate) fn choice(
         &self,
         policy: usize,
         optimizer: usize,
@@ -246,7 +265,7 @@ impl Space {
     }
 
     /// What a choice turns; what the user has fixed is no knob.
-    pub(super) fn knobs(
+    pub(crate) fn knobs(
         &self,
         policy: usize,
         optimizer: usize,

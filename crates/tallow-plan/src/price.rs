@@ -1,7 +1,6 @@
 //! Puts a price on a choice.
 
-use super::{Candidate, Knob, Recomputation, Space, Workload, calibrate::Calibration};
-use crate::Result;
+use crate::{Candidate, Knob, Recomputation, Result, Space, Workload, calibrate::Calibration};
 use tallow_memory::Terms;
 use tallow_optim::Place;
 use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate_saved};
@@ -14,26 +13,26 @@ const FILE_BYTES_PER_SEC: f64 = 1e9;
 const BEYOND_LINE: f64 = 0.03;
 
 /// For names, lists and whatever else is of a few bytes, beside `bytes` that are foreseen.
-pub(super) const fn allowance_bytes(bytes: u64) -> u64 {
+pub(crate) const fn allowance_bytes(bytes: u64) -> u64 {
     (64 << 10) + bytes / 200
 }
 
 /// All that a price depends on but the choice.
-pub(super) struct Price<'a, W> {
-    pub(super) work: &'a W,
-    pub(super) space: &'a Space,
-    pub(super) calibration: &'a Calibration,
+pub(crate) struct Price<'a, W> {
+    pub(crate) work: &'a W,
+    pub(crate) space: &'a Space,
+    pub(crate) calibration: &'a Calibration,
     /// Held when no model is.
-    pub(super) before_bytes: u64,
+    pub(crate) before_bytes: u64,
     /// The most that was held so far.
-    pub(super) floor_bytes: u64,
-    pub(super) budget: u64,
+    pub(crate) floor_bytes: u64,
+    pub(crate) budget: u64,
 }
 
 impl<W: Workload> Price<'_, W> {
     /// The choice of `optimizer` and `micro_batch` with the fastest recomputation that fits, or the
     /// smallest if none does; `None` if nothing is known of such micro-batches.
-    pub(super) fn candidate(
+    pub(crate) fn candidate(
         &self,
         optimizer: usize,
         micro_batch: usize,
