@@ -36,6 +36,17 @@ impl Source {
         }
     }
 
+    /// Lines that are not blank, not a comment, and not of a test module.
+    pub(crate) fn n_code_lines(&self) -> usize {
+        self.code.lines().filter(|line| !line.trim().is_empty()).count()
+    }
+
+    /// The functions of more than `most` lines, as (line from 1, name, lines).
+    pub(crate) fn functions_above(&self, most: usize) -> Vec<(usize, &str, usize)> {
+        let long = functions(&self.code).into_iter().filter(|f| f.n_lines > most);
+        long.map(|Function { line, name, n_lines }| (line, name, n_lines)).collect()
+    }
+
     /// Whether the file begins with a `//!` page.
     pub(crate) fn has_page(&self) -> bool {
         self.has_page
@@ -53,8 +64,8 @@ impl Source {
         let n_lines = self.n_lines_without_tests;
         let file = (n_lines > MAX_FILE_LINES)
             .then(|| (1, format!("{n_lines} lines without tests, more than {MAX_FILE_LINES}")));
-        let functions = functions(&self.code).into_iter().filter(|f| f.n_lines > MAX_FN_LINES);
-        let functions = functions.map(|Function { line, name, n_lines }| {
+        let functions = self.functions_above(MAX_FN_LINES).into_iter();
+        let functions = functions.map(|(line, name, n_lines)| {
             (line, format!("fn {name} has {n_lines} lines, more than {MAX_FN_LINES}"))
         });
         file.into_iter().chain(functions).collect()
@@ -247,6 +258,14 @@ mod tests {
         assert_eq!(Source::read(&"//\n".repeat(500)).long_parts(), []);
         let found = Source::read(&"//\n".repeat(501)).long_parts();
         assert_eq!(found, [(1, "501 lines without tests, more than 500".to_owned())]);
+    }
+
+    #[test]
+    fn lines_of_code_are_those_that_say_something() {
+        let text = "//! page\n\nfn f() {\n    // why\n    g(); // how\n}\n#[cfg(test)]\nmod tests {\n    fn x() {}\n}\n";
+        assert_eq!(Source::read(text).n_code_lines(), 3);
+        assert_eq!(Source::read(text).functions_above(3), [(3, "f", 4)]);
+        assert_eq!(Source::read(text).functions_above(4), []);
     }
 
     #[test]

@@ -7,6 +7,16 @@ use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// A crate that is to be read in one sitting: no more lines of code, nor in any function.
+struct Thin {
+    name: &'static str,
+    most_lines: usize,
+    most_fn_lines: usize,
+}
+
+/// See `docs/decisions/0004-a-trainer-below-700-lines.md`.
+const THIN: &[Thin] = &[Thin { name: "tallow-train", most_lines: 699, most_fn_lines: 39 }];
+
 /// Lines for the reader: violations fail the check, warnings do not.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -42,6 +52,8 @@ fn read_sources(metadata: &Metadata, package: &Package, report: &mut Report) -> 
     let role = layers::find(&package.name).map(|layer| layer.role);
     let is_library = matches!(role, Some(Role::Engine | Role::Facade));
     let root = package.manifest_path.with_file_name("src");
+    let thin = THIN.iter().find(|thin| thin.name == package.name);
+    let mut n_lines = 0;
     for path in rust_files(&root)? {
         let text =
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -49,6 +61,15 @@ fn read_sources(metadata: &Metadata, package: &Package, report: &mut Report) -> 
         let file = metadata.relative(&path);
         let long = source.long_parts().into_iter();
         report.warnings.extend(long.map(|(line, message)| format!("{file}:{line}: {message}")));
+        n_lines += source.n_code_lines();
+        if let Some(Thin { most_fn_lines: most, .. }) = thin {
+            let long = source.functions_above(*most).into_iter();
+            report.violations.extend(long.map(|(line, name, n)| {
+                format!(
+                    "{file}:{line}: fn {name} has {n} lines, more than the {most} of a thin crate"
+                )
+            }));
+        }
         if !is_library {
             continue;
         }
@@ -59,6 +80,12 @@ fn read_sources(metadata: &Metadata, package: &Package, report: &mut Report) -> 
         report.violations.extend(acts.map(|(line, act)| {
             format!("{file}:{line}: `{act}`, but an engine prints nothing and reads no environment")
         }));
+    }
+    if let Some(Thin { name, most_lines, .. }) = thin
+        && n_lines > *most_lines
+    {
+        let message = format!("{name}: {n_lines} lines of code, more than {most_lines}");
+        report.violations.push(message);
     }
     Ok(())
 }
@@ -142,6 +169,28 @@ mod tests {
 
         let binary = disk.report("tallow-cli");
         assert_eq!((binary.violations, binary.warnings), (vec![], vec![warning.to_owned()]));
+    }
+
+    #[test]
+    fn a_thin_crate_stays_thin() {
+        let text = |n_lines: usize| {
+            let function = format!("fn f() {{\n{}}}\n", "    g();\n\n".repeat(n_lines - 2));
+            format!("//! Page.\n{function}")
+        };
+        let short: String = (0..20).map(|_| text(21).replace("    g();\n\n", "g();\n")).collect();
+        let disk = OnDisk::new("thin", &[("lib.rs", &short), ("a.rs", &text(20))]);
+        let thin = disk.report("tallow-train").violations;
+        assert_eq!(thin, [""; 0]);
+        let disk = OnDisk::new("thick", &[("lib.rs", &short.repeat(2)), ("a.rs", &text(21))]);
+        let thick = disk.report("tallow-train").violations;
+        assert_eq!(
+            thick,
+            [
+                "src/a.rs:2: fn f has 40 lines, more than the 39 of a thin crate",
+                "tallow-train: 861 lines of code, more than 699",
+            ]
+        );
+        assert_eq!(disk.report("tallow-data").violations, [""; 0]);
     }
 
     #[test]

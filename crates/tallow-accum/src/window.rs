@@ -78,6 +78,16 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// The first parameter that has an infinity or a NaN, in the order of names.
+    pub fn not_finite(&self) -> Option<&str> {
+        match self {
+            Verdict::Finite => None,
+            Verdict::NonFinite { name } => Some(name),
+        }
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {

@@ -1,6 +1,7 @@
 //! A network as a chain of segments.
 
 use candle_core::{D, DType, ModuleT, Result, Tensor};
+use std::ops::AddAssign;
 use tallow_tensor::ops::{self, CrossEntropy, Loss};
 
 /// How outputs compare with their targets.
@@ -15,6 +16,9 @@ pub struct Score {
 }
 
 impl Score {
+    /// Of no rows.
+    pub const NONE: Self = Self { loss_sum: 0.0, n_counted: 0, n_right: 0 };
+
     /// Of `logits` `[..., V]` and classes `targets` `[...]`.
     /// # Errors
     /// If shapes do not fit, or a target is neither a class nor ignored.
@@ -28,6 +32,14 @@ impl Score {
             n_counted: loss.n_counted,
             n_right: right.iter().map(|&r| u64::from(r)).sum(),
         })
+    }
+}
+
+impl AddAssign for Score {
+    fn add_assign(&mut self, more: Self) {
+        self.loss_sum += more.loss_sum;
+        self.n_counted += more.n_counted;
+        self.n_right += more.n_right;
     }
 }
 

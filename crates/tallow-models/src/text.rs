@@ -35,14 +35,11 @@ pub(crate) fn score(
     let head = head.to_dtype(rows.dtype())?.detach();
     let logit_bytes = DType::F32.size_in_bytes() * head.dim(0)?;
     let chunk = (SCORED_BYTES as usize / logit_bytes).max(1);
-    let mut score = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
+    let mut score = Score::NONE;
     for start in (0..rows.dim(0)?).step_by(chunk) {
         let n = chunk.min(rows.dim(0)? - start);
         let logits = ops::linear(&rows.narrow(0, start, n)?, &head, None)?;
-        let part = Score::of_logits(&logits, &targets.narrow(0, start, n)?, cfg)?;
-        score.loss_sum += part.loss_sum;
-        score.n_counted += part.n_counted;
-        score.n_right += part.n_right;
+        score += Score::of_logits(&logits, &targets.narrow(0, start, n)?, cfg)?;
     }
     Ok(score)
 }

@@ -33,13 +33,19 @@ pub enum Error {
     Data(#[from] tallow_data::Error),
     /// That of a segment which runs to be measured.
     #[error(transparent)]
-    Backward(#[from] tallow_backward::Error),
+    Backward(Box<tallow_backward::Error>),
     /// That of a rule, or of the planner of a chain.
     #[error(transparent)]
     Recompute(#[from] tallow_recompute::Error),
     /// Candle's.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<tallow_backward::Error> for Error {
+    fn from(error: tallow_backward::Error) -> Self {
+        Error::Backward(Box::new(error))
+    }
 }
 
 impl From<tallow_models::Error> for Error {

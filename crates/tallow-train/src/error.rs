@@ -55,7 +55,7 @@ pub enum Error {
     Recompute(#[from] tallow_recompute::Error),
     /// That of a plan under a budget.
     #[error(transparent)]
-    Plan(Box<tallow_plan::Error>),
+    Plan(#[from] tallow_plan::Error),
     /// The data set's.
     #[error(transparent)]
     Data(#[from] tallow_data::Error),
@@ -85,11 +85,5 @@ impl From<tallow_backward::Error> for Error {
 impl From<tallow_models::Error> for Error {
     fn from(error: tallow_models::Error) -> Self {
         Error::Models(Box::new(error))
-    }
-}
-
-impl From<tallow_plan::Error> for Error {
-    fn from(error: tallow_plan::Error) -> Self {
-        Error::Plan(Box::new(error))
     }
 }

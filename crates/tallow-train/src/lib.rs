@@ -50,3 +50,8 @@ pub use tallow_precision as precision;
 pub use tallow_recompute as recompute;
 pub use tallow_tensor::Params;
 pub use trainer::Trainer;
+
+/// The README's example is compiled too.
+#[doc = include_str!("../README.md")]
+#[cfg(doctest)]
+struct Readme;

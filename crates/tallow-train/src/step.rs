@@ -95,10 +95,7 @@ impl<M: Segments> Trainer<M> {
                 return Err(BackwardError::MissingGradients { names }.into());
             }
         }
-        let overflowed = match window.verdict() {
-            tallow_accum::Verdict::Finite => None,
-            tallow_accum::Verdict::NonFinite { name } => Some(name.clone()),
-        };
+        let overflowed = window.verdict().not_finite().map(str::to_string);
         let (norm, update) = (window.report().norm, self.n_windows);
         let outcome = judge(&mut self.scale, &self.recipe, overflowed, norm, loss, update)?;
         if outcome == Applied::Yes {

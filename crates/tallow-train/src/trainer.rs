@@ -184,14 +184,11 @@ impl<M: Segments> Trainer<M> {
         &self,
         batches: impl Iterator<Item = tallow_data::Result<Batch>>,
     ) -> Result<Evaluation> {
-        let mut all = Score { loss_sum: 0.0, n_counted: 0, n_right: 0 };
+        let mut all = Score::NONE;
         for batch in batches {
             let batch = batch?;
             let walk = self.network.walk(self.recipe.passes());
-            let score = walk.infer(&batch.inputs, &batch.targets, false)?;
-            all.loss_sum += score.loss_sum;
-            all.n_counted += score.n_counted;
-            all.n_right += score.n_right;
+            all += walk.infer(&batch.inputs, &batch.targets, false)?;
         }
         let n = all.n_counted as f64;
         let (loss, accuracy) = (all.loss_sum / n, all.n_right as f64 / n);
