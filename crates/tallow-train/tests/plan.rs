@@ -274,7 +274,10 @@ fn a_file_of_inputs_is_foreseen() {
         foreseen.push(saved);
     }
     std::fs::remove_dir(&folder).expect("every file has gone");
-    assert!(foreseen[0] > 3 * foreseen[1] / 2 && foreseen[1] > 3 * foreseen[2] / 2, "{foreseen:?}");
+    // Beside what the head keeps in any case: bf16 takes half the room.
+    let inputs = [foreseen[0], foreseen[1]].map(|bytes| bytes.saturating_sub(foreseen[2]));
+    let halved = inputs[0] as f64 / inputs[1] as f64;
+    assert!((1.9..2.2).contains(&halved) && foreseen[1] > 3 * foreseen[2] / 2, "{foreseen:?}");
 }
 
 #[test]
