@@ -52,7 +52,14 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "tallow-run",
         Role::Engine,
-        &["tallow-train", "tallow-checkpoint", "tallow-data", "tallow-models"],
+        &[
+            "tallow-train",
+            "tallow-checkpoint",
+            "tallow-data",
+            "tallow-models",
+            // Its tests train small networks of layers.
+            "tallow-tensor",
+        ],
     ),
     layer(
         "tallow-train",
