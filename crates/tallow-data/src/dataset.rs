@@ -4,7 +4,7 @@ use crate::{
     batches::{Batch, Batches, Cursor, Order, Tail},
     error::{Error, Result},
     image_set::ImageSet,
-    pipeline::Run,
+    pipeline::{Run, Skip},
     pixels::Pixels,
 };
 
@@ -12,6 +12,16 @@ use crate::{
 pub trait BatchIter: Iterator<Item = Result<Batch>> {
     /// Where to go on after the batch that was handed out last.
     fn cursor(&self) -> Cursor;
+
+    /// How many corrupt samples were left out: none where [`OnCorrupt`](crate::OnCorrupt) is not asked.
+    fn n_skipped(&self) -> u64 {
+        0
+    }
+
+    /// The first of them.
+    fn skipped(&self) -> Vec<Skip> {
+        Vec::new()
+    }
 }
 
 /// Batches of one epoch.
@@ -64,6 +74,14 @@ impl BatchIter for Batches {
 impl BatchIter for Run<Batch> {
     fn cursor(&self) -> Cursor {
         Run::cursor(self)
+    }
+
+    fn n_skipped(&self) -> u64 {
+        Run::n_skipped(self)
+    }
+
+    fn skipped(&self) -> Vec<Skip> {
+        Run::skipped(self)
     }
 }
 

@@ -311,6 +311,23 @@ fn dat_2_skipped_samples_are_counted_and_batches_refilled() {
     }
 }
 
+/// Nothing comes after them that the cursor could be behind.
+#[test]
+fn corrupt_samples_at_the_end_are_counted_too() {
+    for n_threads in THREADS {
+        let make =
+            |index| if index < 5 { Ok(index) } else { Err(corrupt(&format!("{index}.jpg"))) };
+        let samples = Samples::of(from_fn(305, make), Sampler::sequential(0)).unwrap();
+        let skip = OnCorrupt::Skip { limit: 400 };
+        let batches = samples.workers(workers(n_threads)).on_corrupt(skip).batch(5, Tail::Keep);
+        let mut run = batches.unwrap().prefetch(Ahead::ONE).epoch(0).unwrap();
+        assert_eq!((run.next().unwrap().unwrap(), run.n_skipped()), (vec![0, 1, 2, 3, 4], 0));
+        assert!(run.next().is_none());
+        assert_eq!((run.n_skipped(), run.skipped().len()), (300, 256));
+        assert!(run.skipped()[0].reason.contains("`5.jpg`"), "{:?}", run.skipped()[0]);
+    }
+}
+
 #[test]
 fn dat_2_more_than_the_limit_is_an_error() {
     for n_threads in THREADS {

@@ -10,7 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -42,6 +42,9 @@ const REMEMBERED: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) stop: Arc<AtomicBool>,
+    /// Left out so far, also by what was made ahead.
+    pub(crate) n_skipped: Arc<AtomicU64>,
+    /// The first of them.
     pub(crate) skips: Arc<Mutex<Vec<Skip>>>,
 }
 
@@ -113,6 +116,7 @@ impl<I> Passed<I> {
             return Err(Error::Skipped { limit, error });
         }
         self.cursor.skipped += 1;
+        self.shared.n_skipped.fetch_add(1, Ordering::Relaxed);
         let mut skips = lock(&self.shared.skips);
         if skips.len() < REMEMBERED {
             skips.push(Skip { name: (self.name)(index), reason: error.to_string() });

@@ -10,7 +10,7 @@ use crate::{
     batches::{Cursor, Tail},
     error::{Error, Result},
 };
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 type Open<U> = Arc<dyn Fn(Cursor, &Shared) -> Result<Flow<U>> + Send + Sync>;
 
@@ -187,7 +187,8 @@ impl<U: Send + 'static> Groups<U> {
     pub fn resume(&self, cursor: Cursor) -> Result<Run<U>> {
         let shared = Shared::default();
         let flow = (self.open)(cursor, &shared)?;
-        Ok(Run { flow, cursor, skipped_before: cursor.skipped, shared, ended: false })
+        let skipped_before = cursor.skipped;
+        Ok(Run { flow, cursor, skipped_before, shared, ended: false, is_whole: false })
     }
 }
 
@@ -200,6 +201,8 @@ pub struct Run<U> {
     skipped_before: u64,
     shared: Shared,
     ended: bool,
+    /// It ended because nothing was left.
+    is_whole: bool,
 }
 
 impl<U> std::fmt::Debug for Run<U> {
@@ -214,11 +217,19 @@ impl<U> Run<U> {
         self.cursor
     }
 
-    /// The corrupt samples left out since this run began, up to the cursor: the first 256 of them.
-    /// [`Cursor::skipped`] counts them all.
+    /// How many corrupt samples were left out since this run began: up to the cursor, and at the end of
+    /// the epoch those after it too.
+    pub fn n_skipped(&self) -> u64 {
+        match self.is_whole {
+            true => self.shared.n_skipped.load(Ordering::Relaxed),
+            false => self.cursor.skipped.saturating_sub(self.skipped_before),
+        }
+    }
+
+    /// The first 256 of them.
     pub fn skipped(&self) -> Vec<Skip> {
-        let n = self.cursor.skipped.saturating_sub(self.skipped_before);
-        lock(&self.shared.skips).iter().take(n as usize).cloned().collect()
+        let n = usize::try_from(self.n_skipped()).unwrap_or(usize::MAX);
+        lock(&self.shared.skips).iter().take(n).cloned().collect()
     }
 }
 
@@ -239,7 +250,7 @@ impl<U> Iterator for Run<U> {
                 Some(Err(error))
             }
             None => {
-                self.ended = true;
+                (self.ended, self.is_whole) = (true, true);
                 None
             }
         }
