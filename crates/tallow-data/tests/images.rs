@@ -241,6 +241,28 @@ fn a_file_that_vanished_and_a_folder_without_images() {
     assert!(matches!(ImageFolder::open("no/such"), Err(Error::NotFound { .. })));
 }
 
+/// Nobody writes to it: whoever opens it waits for ever.
+#[test]
+#[cfg(unix)]
+fn a_pipe_is_refused_not_waited_for() {
+    let root = folder_of_8("pipe");
+    let pipe = root.join("a/pipe.jpg");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let folder = ImageFolder::open(&root).unwrap();
+    let index = (0..folder.n_samples()).find(|&index| folder.path(index) == pipe).unwrap();
+    let errors = [folder.get(index).unwrap_err(), Input::open(&pipe).unwrap_err()];
+    for error in errors {
+        assert!(error.is_of_one_sample());
+        assert!(
+            error
+                .to_string()
+                .ends_with("pipe.jpg`: a pipe or a device, which cannot be read at any place"),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn a_list_names_files_and_classes() {
     let root = folder_of_8("list");

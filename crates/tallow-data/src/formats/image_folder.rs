@@ -1,10 +1,13 @@
-use super::{input::Input, lines::Lines};
+use super::{
+    input::{Input, open_file},
+    lines::Lines,
+};
 use crate::{
     error::{Error, Result},
     source::Source,
 };
 use std::{
-    fs::{self, File},
+    fs,
     io::Read,
     path::{Path, PathBuf},
 };
@@ -23,6 +26,15 @@ pub struct Encoded {
     pub bytes: Vec<u8>,
     /// Its class.
     pub label: u32,
+}
+
+impl Encoded {
+    /// The image in the file at `path`.
+    /// # Errors
+    /// If it cannot be read, or is above 256 MiB.
+    pub fn read(path: PathBuf, label: u32) -> Result<Self> {
+        Ok(Self { bytes: read_file(&path)?, path, label })
+    }
 }
 
 /// Images in folders: each folder below the root is a class, in the order of their names.
@@ -138,8 +150,7 @@ impl Source for ImageFolder {
         if index >= n_samples {
             return Err(Error::Index { path: self.root.clone(), index, n_samples });
         }
-        let path = self.path(index);
-        Ok(Encoded { bytes: read_file(&path)?, path, label: self.label(index) })
+        Encoded::read(self.path(index), self.label(index))
     }
 
     fn name(&self, index: u64) -> String {
@@ -180,8 +191,7 @@ impl Source for ImageList {
             .rsplit_once(['\t', ' '])
             .ok_or_else(|| wrong("a path and a class are expected"))?;
         let label = label.parse().map_err(|_| wrong("the class after the path is no number"))?;
-        let path = self.root.join(name.trim_end());
-        Ok(Encoded { bytes: read_file(&path)?, path, label })
+        Encoded::read(self.root.join(name.trim_end()), label)
     }
 
     fn name(&self, index: u64) -> String {
@@ -219,14 +229,13 @@ fn is_image(name: &str) -> bool {
 
 /// A whole file, if it is small enough to be an image.
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let fault = |error| Error::from_io(path, error);
-    let file = File::open(path).map_err(fault)?;
-    let n_bytes = file.metadata().map_err(fault)?.len();
+    let (file, n_bytes) = open_file(path)?;
     if n_bytes > MOST_FILE_BYTES {
         let reason = format!("{n_bytes} bytes, an image has {MOST_FILE_BYTES} at most");
         return Err(Error::Corrupt { path: path.to_owned(), offset: None, reason });
     }
     let mut bytes = Vec::with_capacity(n_bytes as usize);
-    file.take(MOST_FILE_BYTES).read_to_end(&mut bytes).map_err(fault)?;
+    let read = file.take(MOST_FILE_BYTES).read_to_end(&mut bytes);
+    read.map_err(|error| Error::from_io(path, error))?;
     Ok(bytes)
 }

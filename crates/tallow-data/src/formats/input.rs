@@ -1,7 +1,7 @@
 use crate::error::{Error, Result};
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -29,6 +29,23 @@ impl ReadAt for Vec<u8> {
         buf[..n_bytes].copy_from_slice(&self[start..start + n_bytes]);
         Ok(n_bytes)
     }
+}
+
+/// Opens a file that can be read at any place, and says how many bytes it has. Pipes are not opened: that
+/// would wait for whoever writes to them.
+pub(super) fn open_file(path: &Path) -> Result<(File, u64)> {
+    let fault = |error| Error::from_io(path, error);
+    let metadata = fs::metadata(path).map_err(fault)?;
+    if metadata.is_dir() {
+        return Err(fault(io::ErrorKind::IsADirectory.into()));
+    }
+    if !metadata.is_file() {
+        let reason = "a pipe or a device, which cannot be read at any place".to_owned();
+        return Err(Error::Corrupt { path: path.to_owned(), offset: None, reason });
+    }
+    let file = File::open(path).map_err(fault)?;
+    let n_bytes = file.metadata().map_err(fault)?.len();
+    Ok((file, n_bytes))
 }
 
 struct LocalFile {
@@ -71,15 +88,11 @@ impl fmt::Debug for Input {
 impl Input {
     /// Opens the local file at `path`.
     /// # Errors
-    /// If it is missing, a folder, or unreadable.
+    /// If it is missing, a folder, a pipe or a device, or unreadable.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|error| Error::from_io(path, error))?;
-        let metadata = file.metadata().map_err(|error| Error::from_io(path, error))?;
-        if metadata.is_dir() {
-            return Err(Error::from_io(path, io::ErrorKind::IsADirectory.into()));
-        }
-        Ok(Self::new(path, LocalFile { file, n_bytes: metadata.len() }))
+        let (file, n_bytes) = open_file(path)?;
+        Ok(Self::new(path, LocalFile { file, n_bytes }))
     }
 
     /// Bytes that errors call `path`.

@@ -12,6 +12,7 @@ use std::{
 };
 use zune_jpeg::{
     JpegDecoder,
+    errors::DecodeErrors,
     zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions},
 };
 
@@ -191,7 +192,7 @@ impl<'a> File<'a> {
             _ => options,
         };
         let mut decoder = JpegDecoder::new_with_options(ZCursor::new(self.content), options);
-        decoder.decode_headers().map_err(|error| self.corrupt(format!("JPEG: {error:?}")))?;
+        decoder.decode_headers().map_err(|error| self.jpeg_fault(&error))?;
         let info = decoder.info().ok_or_else(|| self.corrupt("JPEG: no header"))?;
         let size = self.fits(info.height.into(), info.width.into())?;
         Ok((decoder, size))
@@ -211,10 +212,13 @@ impl<'a> File<'a> {
         let options = DecoderOptions::default().set_strict_mode(true);
         decoder.set_options(options.jpeg_set_out_colorspace(space));
         let mut pixels = vec![0; size[0] * size[1] * n_channels];
-        decoder
-            .decode_into(&mut pixels)
-            .map_err(|error| self.corrupt(format!("JPEG: {error:?}")))?;
+        decoder.decode_into(&mut pixels).map_err(|error| self.jpeg_fault(&error))?;
         Ok(jpeg_orientation(&decoder).upright(self.image(size, n_channels, pixels)?))
+    }
+
+    /// Some of the decoder's messages end a line.
+    fn jpeg_fault(&self, error: &DecodeErrors) -> Error {
+        self.corrupt(format!("JPEG: {error:?}").trim_end())
     }
 
     fn png_header(&self) -> Result<(Png<'a>, [usize; 2])> {
