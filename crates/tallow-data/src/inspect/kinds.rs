@@ -1,11 +1,18 @@
 //! Files of one kind, as one set.
 
-use super::{Report, Sizes, each};
+#[cfg(feature = "tar")]
+use super::pictures::IMAGE_ENDINGS;
+#[cfg(feature = "parquet")]
+use super::pictures::is_image;
+use super::{Report, Sizes, each, pictures::Pictures};
 use crate::{
     error::Result,
-    formats::{Array, Concat, Csv, CsvOptions, Input, JsonFields, Lines, Npy, SafetensorsFile},
+    formats::{
+        Array, Concat, Csv, CsvOptions, ImageList, Input, JsonFields, Lines, Npy, SafetensorsFile,
+    },
     source::Source,
 };
+use std::collections::BTreeMap;
 
 /// A report that counts no samples yet, and the files that can be opened. The only one must be.
 fn opened<S: Source>(
@@ -41,7 +48,7 @@ pub(super) fn npy(inputs: &[Input]) -> Result<Report> {
     if let Some(first) = source.parts().first() {
         report.field("row", format!("{:?}", first.dtype()), format!("{:?}", first.row_dims()));
     }
-    each(&mut report, &source, |_, _: &Array| Ok(()));
+    each(&mut report, &source, |_, _, _: &Array| Ok(()));
     Ok(report)
 }
 
@@ -61,7 +68,7 @@ pub(super) fn csv(inputs: &[Input], options: CsvOptions) -> Result<Report> {
     let (mut report, source) = opened("CSV", inputs, |input| Csv::open(input, options))?;
     let columns = source.parts().first().map_or(Vec::new(), |first| first.columns().to_vec());
     let mut is_number = vec![true; columns.len()];
-    each(&mut report, &source, |_, record| {
+    each(&mut report, &source, |_, _, record| {
         for (is_number, field) in is_number.iter_mut().zip(record) {
             *is_number = *is_number && field.trim().parse::<f64>().is_ok();
         }
@@ -76,7 +83,7 @@ pub(super) fn csv(inputs: &[Input], options: CsvOptions) -> Result<Report> {
 pub(super) fn text(inputs: &[Input]) -> Result<Report> {
     let (mut report, source) = opened("lines of text", inputs, Lines::open)?;
     let mut sizes = Sizes::default();
-    each(&mut report, &source, |_, line| {
+    each(&mut report, &source, |_, _, line| {
         sizes.add(&[line.len() as u64]);
         Ok(())
     });
@@ -84,11 +91,29 @@ pub(super) fn text(inputs: &[Input]) -> Result<Report> {
     Ok(report)
 }
 
+/// Paths are below the folder of their list.
+pub(super) fn open_list(input: Input) -> Result<ImageList> {
+    let root = input.path().parent().unwrap_or("".as_ref()).to_owned();
+    ImageList::open(input, root)
+}
+
+pub(super) fn list(inputs: &[Input]) -> Result<Report> {
+    let (mut report, source) = opened("list of images", inputs, open_list)?;
+    let (mut pictures, mut counts) = (Pictures::default(), BTreeMap::<u32, u64>::new());
+    each(&mut report, &source, |_, _, sample| {
+        *counts.entry(sample.label).or_default() += 1;
+        pictures.look(&sample.path, &sample.bytes)
+    });
+    report.classes = counts.into_iter().map(|(label, n)| (label.to_string(), n)).collect();
+    pictures.tell(&mut report, true);
+    Ok(report)
+}
+
 /// The first line names the fields; every line must parse.
 pub(super) fn json_lines(inputs: &[Input]) -> Result<Report> {
     let (mut report, source) = opened("JSON lines", inputs, JsonFields::open)?;
     let mut names: Vec<String> = Vec::new();
-    each(&mut report, &source, |_, fields| {
+    each(&mut report, &source, |_, _, fields| {
         if names.is_empty() {
             names.clone_from(fields);
         }
@@ -102,9 +127,12 @@ pub(super) fn json_lines(inputs: &[Input]) -> Result<Report> {
 pub(super) fn tar(inputs: &[Input]) -> Result<Report> {
     let open = |input| crate::formats::TarShard::open(input, &[]);
     let (mut report, source) = opened("WebDataset shard", inputs, open)?;
-    let mut endings: Vec<(String, u64)> = Vec::new();
-    each(&mut report, &source, |_, sample| {
-        for (ending, _) in &sample.members {
+    let (mut endings, mut pictures) = (Vec::<(String, u64)>::new(), Pictures::default());
+    each(&mut report, &source, |_, index, sample| {
+        for (ending, content) in &sample.members {
+            if IMAGE_ENDINGS.contains(&ending.as_str()) {
+                pictures.look(source.name(index).as_ref(), content)?;
+            }
             if let Some((_, n)) = endings.iter_mut().find(|(known, _)| known == ending) {
                 *n += 1;
             } else if endings.len() < super::MOST_NAMED {
@@ -116,6 +144,7 @@ pub(super) fn tar(inputs: &[Input]) -> Result<Report> {
     endings
         .into_iter()
         .for_each(|(ending, n)| report.field(ending, "bytes", format!("{n} members")));
+    pictures.tell(&mut report, false);
     Ok(report)
 }
 
@@ -126,8 +155,11 @@ pub(super) fn parquet(inputs: &[Input]) -> Result<Report> {
         opened("parquet rows", inputs, |input| ParquetRows::open(input, &[]))?;
     let names = source.parts().first().map_or(Vec::new(), ParquetRows::columns);
     let mut dtypes = vec!["null"; names.len()];
-    each(&mut report, &source, |_, row| {
-        for (dtype, cell) in dtypes.iter_mut().zip(row) {
+    let are_images = image_columns(&source, names.len());
+    let pictures = are_images.into_iter().map(|are_images| are_images.then(Pictures::default));
+    let mut pictures: Vec<Option<Pictures>> = pictures.collect();
+    each(&mut report, &source, |_, index, row| {
+        for ((dtype, pictures), cell) in dtypes.iter_mut().zip(&mut pictures).zip(row) {
             *dtype = match cell {
                 Cell::Null => *dtype,
                 Cell::Bool(_) => "bool",
@@ -136,11 +168,31 @@ pub(super) fn parquet(inputs: &[Input]) -> Result<Report> {
                 Cell::Text(_) => "text",
                 Cell::Bytes(_) => "bytes",
             };
+            if let (Some(pictures), Cell::Bytes(bytes)) = (pictures, cell) {
+                pictures.look(source.name(index).as_ref(), bytes)?;
+            }
         }
         Ok(())
     });
     names.into_iter().zip(dtypes).for_each(|(name, dtype)| report.field(name, dtype, "[]"));
+    pictures.into_iter().flatten().for_each(|pictures| pictures.tell(&mut report, false));
     Ok(report)
+}
+
+/// Where one of the first values is an image, all must be.
+#[cfg(feature = "parquet")]
+pub(super) fn image_columns(
+    rows: &Concat<crate::formats::ParquetRows>,
+    n_columns: usize,
+) -> Vec<bool> {
+    use crate::formats::Cell;
+    let mut are_images = vec![false; n_columns];
+    for row in (0..rows.n_samples().min(16)).filter_map(|index| rows.get(index).ok()) {
+        for (are_images, cell) in are_images.iter_mut().zip(&row) {
+            *are_images |= matches!(cell, Cell::Bytes(bytes) if is_image(bytes));
+        }
+    }
+    are_images
 }
 
 #[cfg(not(feature = "tar"))]
@@ -176,7 +228,7 @@ pub(super) fn tokens(inputs: &[Input]) -> Result<Report> {
     };
     let (mut report, source) = opened("tokens of 16 bits", inputs, open)?;
     let mut range: Option<(u16, u16)> = None;
-    each(&mut report, &source, |_, tokens| {
+    each(&mut report, &source, |_, _, tokens| {
         for &token in tokens {
             let (least, largest) = range.unwrap_or((token, token));
             range = Some((token.min(least), token.max(largest)));

@@ -5,8 +5,11 @@
 
 mod kinds;
 mod open;
+mod pictures;
 #[cfg(feature = "images")]
 mod sheet;
+#[cfg(feature = "images")]
+mod shown;
 #[cfg(feature = "images")]
 pub use self::sheet::{Sheet, contact_sheet};
 use crate::{error::Result, source::Source};
@@ -76,7 +79,8 @@ impl Report {
 ///
 /// A folder is IDX files, images, or shards: the files of the kind of its first, where one that cannot
 /// be opened counts as a bad sample. A file is what its content says, or its ending where content says
-/// nothing (CSV, TSV, JSON lines, text, tokens of 16 bits).
+/// nothing (CSV, TSV, JSON lines, text, lists of images, tokens of 16 bits). Images are decoded, in folders,
+/// lists, tar shards and parquet.
 /// # Errors
 /// If there is nothing, it is no data set that is known, or it is damaged so that no sample can be
 /// told from another.
@@ -84,15 +88,24 @@ pub fn inspect(path: &Path) -> Result<Report> {
     open::report(path)
 }
 
-/// Reads every sample of `source` and lets `look` see it; bad ones are noted.
+/// A sheet of the images at `path`: in a folder, a list, IDX files, tar shards or parquet; see
+/// [`contact_sheet`].
+/// # Errors
+/// If there are none.
+#[cfg(feature = "images")]
+pub fn contact_sheet_at(path: &Path, sheet: Sheet) -> Result<Vec<u8>> {
+    shown::at(path, sheet)
+}
+
+/// Reads every sample of `source` and lets `look` see it and its number; bad ones are noted.
 fn each<S: Source>(
     report: &mut Report,
     source: &S,
-    mut look: impl FnMut(&mut Report, &S::Item) -> Result<()>,
+    mut look: impl FnMut(&mut Report, u64, &S::Item) -> Result<()>,
 ) {
     report.n_samples += source.n_samples();
     for index in 0..source.n_samples() {
-        let outcome = source.get(index).and_then(|sample| look(report, &sample));
+        let outcome = source.get(index).and_then(|sample| look(report, index, &sample));
         if let Err(error) = outcome {
             report.bad(source.name(index), &error);
         }

@@ -1,6 +1,4 @@
-#[cfg(feature = "images")]
-use super::Sizes;
-use super::{Report, each, kinds};
+use super::{Report, each, kinds, pictures::Pictures};
 use crate::{
     error::{Error, Result},
     formats::{CsvOptions, Input},
@@ -25,14 +23,16 @@ fn folder(path: &Path) -> Result<Report> {
     }
     match images(path) {
         Err(Error::NoFile { folder, pattern, present }) => {
-            shards(path)?.ok_or(Error::NoFile { folder, pattern, present })
+            let none = Error::NoFile { folder, pattern, present };
+            let (kind, inputs) = shards(path)?.ok_or(none)?;
+            kind.report(&inputs)
         }
         outcome => outcome,
     }
 }
 
 /// The files of the kind of the first that is known, as one set; none if none is known.
-fn shards(folder: &Path) -> Result<Option<Report>> {
+pub(super) fn shards(folder: &Path) -> Result<Option<(Kind, Vec<Input>)>> {
     let fault = |error| Error::from_io(folder, error);
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(fault)? {
@@ -52,7 +52,7 @@ fn shards(folder: &Path) -> Result<Option<Report>> {
             _ => {}
         }
     }
-    found.map(|(kind, inputs)| kind.report(&inputs)).transpose()
+    Ok(found)
 }
 
 fn idx(set: &ImageSet) -> Report {
@@ -71,43 +71,17 @@ fn idx(set: &ImageSet) -> Report {
     report
 }
 
-#[cfg(not(feature = "images"))]
 fn images(path: &Path) -> Result<Report> {
     let folder = crate::formats::ImageFolder::open(path)?;
-    let mut report = image_folder(&folder);
-    each(&mut report, &folder, |report, sample| {
-        report.n_bytes += sample.bytes.len() as u64;
-        Ok(())
-    });
-    Ok(report)
-}
-
-fn image_folder(folder: &crate::formats::ImageFolder) -> Report {
     let classes = folder.classes().iter().cloned().zip(folder.class_counts());
-    Report { kind: "folder of images".into(), classes: classes.collect(), ..Report::default() }
-}
-
-/// Decodes every image: a header does not tell whether a file is whole.
-#[cfg(feature = "images")]
-fn images(path: &Path) -> Result<Report> {
-    use crate::image::{Decode, Format, decode, probe};
-    let folder = crate::formats::ImageFolder::open(path)?;
-    let mut report = image_folder(&folder);
-    let (mut formats, mut sizes) = ([0u64; 3], Sizes::default());
-    each(&mut report, &folder, |report, sample| {
+    let kind = "folder of images".into();
+    let mut report = Report { kind, classes: classes.collect(), ..Report::default() };
+    let mut pictures = Pictures::default();
+    each(&mut report, &folder, |report, _, sample| {
         report.n_bytes += sample.bytes.len() as u64;
-        let image = decode(&sample.path, &sample.bytes, &Decode::rgb())?;
-        let (format, _) = probe(&sample.path, &sample.bytes, &Decode::rgb())?;
-        formats[format as usize] += 1;
-        sizes.add(&image.size().map(|side| side as u64));
-        Ok(())
+        pictures.look(&sample.path, &sample.bytes)
     });
-    for (format, n) in [Format::Jpeg, Format::Png, Format::Webp].into_iter().zip(formats) {
-        if n > 0 {
-            report.field(format.to_string(), "U8", format!("{n} files"));
-        }
-    }
-    report.field("image", "U8", sizes.text());
+    pictures.tell(&mut report, true);
     Ok(report)
 }
 
@@ -117,27 +91,28 @@ fn file(path: &Path) -> Result<Report> {
         Some(kind) => kind.report(&[input]),
         None => Err(input.corrupt(
             None,
-            "no data set that is known: folders of images, IDX files or shards, .npy, .safetensors, .parquet, .tar, .csv, .tsv, .jsonl, .txt and .bin are",
+            "no data set that is known: folders of images, IDX files or shards, .npy, .safetensors, .parquet, .tar, .csv, .tsv, .jsonl, .lst, .txt and .bin are",
         )),
     }
 }
 
 /// What a file is.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     Npy,
     Parquet,
     Tar,
     Safetensors,
     Csv(CsvOptions),
     JsonLines,
+    List,
     Text,
     Tokens,
 }
 
 impl Kind {
     /// By its content, or by its ending where content says nothing.
-    fn of(path: &Path, input: &Input) -> Result<Option<Self>> {
+    pub(super) fn of(path: &Path, input: &Input) -> Result<Option<Self>> {
         let mut start = [0; 263];
         let n_start = input.read_some(0, &mut start)?;
         let start = &start[..n_start];
@@ -146,12 +121,14 @@ impl Kind {
             _ if start.starts_with(b"\x93NUMPY") => Self::Npy,
             _ if start.starts_with(b"PAR1") => Self::Parquet,
             _ if start.get(257..262) == Some(b"ustar") => Self::Tar,
+            Some("npy") => Self::Npy,
             Some("safetensors") => Self::Safetensors,
             Some("parquet") => Self::Parquet,
             Some("tar") => Self::Tar,
             Some("csv") => Self::Csv(CsvOptions::comma()),
             Some("tsv") => Self::Csv(CsvOptions::tab()),
             Some("jsonl" | "ndjson") => Self::JsonLines,
+            Some("lst") => Self::List,
             Some("txt") => Self::Text,
             Some("bin") => Self::Tokens,
             _ => return Ok(None),
@@ -166,6 +143,7 @@ impl Kind {
             Self::Safetensors => kinds::safetensors(inputs),
             Self::Csv(options) => kinds::csv(inputs, options),
             Self::JsonLines => kinds::json_lines(inputs),
+            Self::List => kinds::list(inputs),
             Self::Text => kinds::text(inputs),
             Self::Tokens => kinds::tokens(inputs),
         }

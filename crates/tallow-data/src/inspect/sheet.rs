@@ -29,8 +29,20 @@ impl Sheet {
 /// # Errors
 /// If the source is empty or the sheet has no size.
 pub fn contact_sheet(source: &impl Source<Item = Encoded>, sheet: Sheet) -> Result<Vec<u8>> {
+    let image = |index| {
+        let encoded = source.get(index)?;
+        decode(&encoded.path, &encoded.bytes, &Decode::rgb())
+    };
+    sheet_of(source.n_samples(), image, sheet)
+}
+
+/// [`contact_sheet`] of `n_samples` images of three colours.
+pub(super) fn sheet_of(
+    n_samples: u64,
+    image: impl Fn(u64) -> Result<Image>,
+    sheet: Sheet,
+) -> Result<Vec<u8>> {
     let Sheet { columns, rows, cell_pixels } = sheet;
-    let n_samples = source.n_samples();
     let n_shown = n_samples.min((columns * rows) as u64);
     if n_shown == 0 || cell_pixels == 0 {
         return Err(Error::EmptySet);
@@ -41,7 +53,7 @@ pub fn contact_sheet(source: &impl Source<Item = Encoded>, sheet: Sheet) -> Resu
     for place in 0..n_shown {
         // Evenly spaced, and never beyond the last: in 128 bits the product cannot overflow.
         let index = (u128::from(place) * u128::from(n_samples) / u128::from(n_shown)) as u64;
-        let cell = cell(source, index, cell_pixels)?;
+        let cell = cell(image(index), cell_pixels)?;
         let (row, column) = (place as usize / columns, place as usize % columns);
         let first = row * cell_pixels * row_bytes + column * cell_pixels * 3;
         for (line, bytes) in cell.pixels().chunks_exact(cell_pixels * 3).enumerate() {
@@ -52,16 +64,15 @@ pub fn contact_sheet(source: &impl Source<Item = Encoded>, sheet: Sheet) -> Resu
     encode_png(&Image::new([n_rows * cell_pixels, width], Channels::Rgb, pixels)?)
 }
 
-fn cell(source: &impl Source<Item = Encoded>, index: u64, side: usize) -> Result<Image> {
-    let decoded = source.get(index).and_then(|encoded| {
-        let image = decode(&encoded.path, &encoded.bytes, &Decode::rgb())?;
+fn cell(decoded: Result<Image>, side: usize) -> Result<Image> {
+    let cut = decoded.and_then(|image| {
         let [height, width] = image.size();
         let short = height.min(width);
         let (top, left) = ((height - short) / 2, (width - short) / 2);
         let middle = Region { top, left, size: [short, short] };
         resize(&image, middle, [side, side], Filter::Bilinear)
     });
-    match decoded {
+    match cut {
         Ok(image) => Ok(image),
         Err(_) => Image::new([side, side], Channels::Rgb, [200, 0, 0].repeat(side * side)),
     }

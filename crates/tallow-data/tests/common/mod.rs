@@ -250,3 +250,24 @@ pub const WORDS: &str = r#"{"version":"1.0",
 "added_tokens":[{"id":4,"content":"<end>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
 "normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
 "model":{"type":"WordLevel","vocab":{"?":0,"the":1,"cat":2,"sat":70000},"unk_token":"?"}}"#;
+
+/// A column `image.bytes`.
+#[cfg(feature = "parquet")]
+pub fn parquet_of_bytes(values: &[Vec<u8>]) -> Vec<u8> {
+    use parquet::{
+        data_type::ByteArrayType, file::writer::SerializedFileWriter,
+        schema::parser::parse_message_type,
+    };
+    let schema = "message m { REQUIRED GROUP image { REQUIRED BYTE_ARRAY bytes; } }";
+    let schema = std::sync::Arc::new(parse_message_type(schema).unwrap());
+    let mut content = Vec::new();
+    let mut file = SerializedFileWriter::new(&mut content, schema, Default::default()).unwrap();
+    let mut rows = file.next_row_group().unwrap();
+    let mut column = rows.next_column().unwrap().unwrap();
+    let values: Vec<_> = values.iter().map(|value| value.clone().into()).collect();
+    column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+    column.close().unwrap();
+    rows.close().unwrap();
+    file.close().unwrap();
+    content
+}
