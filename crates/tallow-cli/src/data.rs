@@ -1,13 +1,10 @@
 //! `tallow data`.
 
-use crate::view::{mib, say};
+use crate::view::{answer, mib};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::{fs, path::Path};
-use tallow_data::{
-    formats::ImageFolder,
-    inspect::{self, Report, Sheet},
-};
+use tallow_data::inspect::{self, Report, Sheet};
 
 /// Prints what is at `path`, as a table or as JSON, and writes a sheet of its images to `sheet`.
 ///
@@ -16,13 +13,12 @@ use tallow_data::{
 pub(crate) fn inspect(path: &Path, as_json: bool, sheet: Option<&Path>) -> Result<()> {
     let report = inspect::inspect(path)?;
     if as_json {
-        say!("{:#}", as_value(&report));
+        answer!("{:#}", as_value(&report))?;
     } else {
-        table(path, &report);
+        table(path, &report)?;
     }
     if let Some(sheet) = sheet {
-        let folder = ImageFolder::open(path).context("a sheet shows a folder of images")?;
-        let content = inspect::contact_sheet(&folder, Sheet::small())?;
+        let content = inspect::contact_sheet_at(path, Sheet::small()).context("--sheet")?;
         fs::write(sheet, content).with_context(|| format!("--sheet `{}`", sheet.display()))?;
     }
     match report.bad.first() {
@@ -49,28 +45,29 @@ fn as_value(report: &Report) -> serde_json::Value {
     })
 }
 
-fn table(path: &Path, report: &Report) {
+fn table(path: &Path, report: &Report) -> Result<()> {
     /// Classes shown; a data set may have thousands.
     const MOST_CLASSES: usize = 20;
-    say!("{}: {}", path.display(), report.kind);
-    say!("  samples          {}", report.n_samples);
-    say!("  size             {} ({} bytes)", mib(report.n_bytes), report.n_bytes);
+    answer!("{}: {}", path.display(), report.kind)?;
+    answer!("  samples          {}", report.n_samples)?;
+    answer!("  size             {} ({} bytes)", mib(report.n_bytes), report.n_bytes)?;
     for field in &report.fields {
-        say!("  {:<16} {} {}", field.name, field.dtype, field.shape);
+        answer!("  {:<16} {} {}", field.name, field.dtype, field.shape)?;
     }
     for (name, n) in report.classes.iter().take(MOST_CLASSES) {
-        say!("  class {name:<10} {n}");
+        answer!("  class {name:<10} {n}")?;
     }
     if report.classes.len() > MOST_CLASSES {
-        say!("  and {} more classes", report.classes.len() - MOST_CLASSES);
+        answer!("  and {} more classes", report.classes.len() - MOST_CLASSES)?;
     }
     if report.n_bad > 0 {
-        say!("  bad samples      {}", report.n_bad);
+        answer!("  bad samples      {}", report.n_bad)?;
     }
     for bad in &report.bad {
-        say!("    {}", bad.reason);
+        answer!("    {}", bad.reason)?;
     }
     if report.n_bad > report.bad.len() as u64 {
-        say!("    and {} more", report.n_bad - report.bad.len() as u64);
+        answer!("    and {} more", report.n_bad - report.bad.len() as u64)?;
     }
+    Ok(())
 }

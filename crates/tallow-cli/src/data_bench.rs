@@ -1,8 +1,8 @@
 //! `tallow data bench`: how fast samples come, from what, and in how many bytes.
 
 use crate::{
-    config::{self, Config, Spent},
-    view::{mib, say},
+    config::{self, Config, LeftOut, Spent},
+    view::{answer, mib},
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -34,6 +34,7 @@ struct Measured {
     batch_bytes: u64,
     peak_bytes: u64,
     threads: usize,
+    left_out: LeftOut,
 }
 
 /// Reads an epoch as `tallow train` would, and says what it took.
@@ -45,10 +46,9 @@ pub(crate) fn run(asked: &Asked, meter: &dyn Meter) -> Result<()> {
     let measured = measure(&config, asked.batches, meter)?;
     let rss_peak_bytes = tallow_memory::resident_peak_bytes().ok();
     match asked.as_json {
-        true => say!("{:#}", measured.as_value(&config, rss_peak_bytes)),
+        true => answer!("{:#}", measured.as_value(&config, rss_peak_bytes)),
         false => measured.say(&config, rss_peak_bytes),
     }
-    Ok(())
 }
 
 /// A path that is no configuration is data; the model is then one that learns such data.
@@ -109,6 +109,7 @@ fn measure(config: &Config, most: Option<usize>, meter: &dyn Meter) -> Result<Me
         batch_bytes: set.batch_bytes(config.batch),
         peak_bytes,
         threads: opened.train.n_threads(),
+        left_out: opened.train.left_out(true),
     })
 }
 
@@ -118,6 +119,7 @@ impl Measured {
             "name": config.source.name(),
             "batch": config.batch,
             "samples": self.n_samples,
+            "skipped": self.left_out.n,
             "batches": self.n_batches,
             "threads": self.threads,
             "secs": self.secs,
@@ -133,23 +135,38 @@ impl Measured {
         })
     }
 
-    fn say(&self, config: &Config, rss_peak_bytes: Option<u64>) {
+    fn say(&self, config: &Config, rss_peak_bytes: Option<u64>) -> Result<()> {
         let per_sec = self.n_samples as f64 / self.secs;
         let read_per_sec = (self.read_bytes as f64 / self.secs) as u64;
         let share = |secs: f64| 100.0 * secs / (self.secs * self.threads.max(1) as f64);
-        say!("{}, batches of {}", config.source.name(), config.batch);
-        say!("  samples          {} in {:.2} s, {per_sec:.1} a second", self.n_samples, self.secs);
-        say!("  read             {}, {} a second", mib(self.read_bytes), mib(read_per_sec));
-        say!("  peak in flight   {} (a batch is {})", mib(self.peak_bytes), mib(self.batch_bytes));
-        if let Some(bytes) = rss_peak_bytes {
-            say!("  peak resident    {}", mib(bytes));
+        answer!("{}, batches of {}", config.source.name(), config.batch)?;
+        answer!(
+            "  samples          {} in {:.2} s, {per_sec:.1} a second",
+            self.n_samples,
+            self.secs
+        )?;
+        if let Some(text) = self.left_out.text("samples") {
+            answer!("  {text}")?;
         }
-        say!("  first batch      after {:.3} s", self.first_secs);
+        answer!("  read             {}, {} a second", mib(self.read_bytes), mib(read_per_sec))?;
+        answer!(
+            "  peak in flight   {} (a batch is {})",
+            mib(self.peak_bytes),
+            mib(self.batch_bytes)
+        )?;
+        if let Some(bytes) = rss_peak_bytes {
+            answer!("  peak resident    {}", mib(bytes))?;
+        }
+        answer!("  first batch      after {:.3} s", self.first_secs)?;
         let who = match self.threads {
             0 => "the caller's time".to_string(),
             n => format!("the time of {n} threads"),
         };
-        say!("  reading          {:.2} s, {:.1} % of {who}", self.read_secs, share(self.read_secs));
-        say!("  decoding         {:.2} s, {:.1} %", self.prepare_secs, share(self.prepare_secs));
+        answer!(
+            "  reading          {:.2} s, {:.1} % of {who}",
+            self.read_secs,
+            share(self.read_secs)
+        )?;
+        answer!("  decoding         {:.2} s, {:.1} %", self.prepare_secs, share(self.prepare_secs))
     }
 }

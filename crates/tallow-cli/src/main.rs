@@ -21,9 +21,9 @@ use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand, error::ErrorKind};
 use run_dir::Start;
 use signals::Signals;
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 use tallow_memory::CountingAllocator;
-use view::say;
+use view::{answer, note_line};
 
 /// Counts every byte that the process asks for. mimalloc keeps freed pages mapped, which saves the
 /// page faults that dominate elementwise work under the system allocator.
@@ -185,10 +185,15 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    match run(arguments) {
+    ended(run(arguments))
+}
+
+/// The exit code; an error is one line.
+fn ended(result: Result<u8>) -> ExitCode {
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            complain(&format!("error: {}", one_line(&all_of(&error))));
+            note_line(&format!("error: {}", one_line(&all_of(&error))));
             ExitCode::from(2)
         }
     }
@@ -202,10 +207,7 @@ fn run(arguments: Arguments) -> Result<u8> {
             let config = config::load(config.as_deref(), &set, budget.as_deref())?;
             plan::run(&config, json, &ALLOCATOR).map(|()| 0)
         }
-        Command::Report { folder } => {
-            say!("{}", page::write(&folder)?.display());
-            Ok(0)
-        }
+        Command::Report { folder } => answer!("{}", page::write(&folder)?.display()).map(|()| 0),
         Command::Sample(SampleArguments {
             path,
             prompt,
@@ -220,8 +222,8 @@ fn run(arguments: Arguments) -> Result<u8> {
         }
         Command::Config(ConfigArguments { schema, .. }) => {
             match schema {
-                true => say!("{:#}", config::schema()?),
-                false => say!("{}", config::documented_defaults()?),
+                true => answer!("{:#}", config::schema()?)?,
+                false => answer!("{}", config::documented_defaults()?)?,
             }
             Ok(0)
         }
@@ -257,20 +259,14 @@ fn train(arguments: TrainArguments) -> Result<u8> {
     train::run(&config, train::Where { folder: &folder, start, plans_anew }, &signals, &ALLOCATOR)
 }
 
-/// To standard error; if that is gone, the exit code has to do.
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 /// Help and version go to standard output; a wrong argument is one line that names it.
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            view::print_line(error.to_string().trim_end());
-            ExitCode::SUCCESS
+            ended(view::answer_line(error.to_string().trim_end()).map(|()| 0))
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            complain(error.to_string().trim_end());
+            note_line(error.to_string().trim_end());
             ExitCode::from(2)
         }
         _ => {
@@ -278,7 +274,7 @@ fn usage(error: &clap::Error) -> ExitCode {
             // What is wrong, without the usage after it.
             let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
             let line = lines.collect::<Vec<_>>().join(" ");
-            complain(&format!("{line} (see `tallow --help`)"));
+            note_line(&format!("{line} (see `tallow --help`)"));
             ExitCode::from(2)
         }
     }

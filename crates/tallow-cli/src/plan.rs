@@ -3,7 +3,7 @@
 use crate::{
     config::Config,
     report::by_category,
-    view::{mib, say},
+    view::{answer, mib, say},
     workload::Work,
 };
 use anyhow::Result;
@@ -26,11 +26,10 @@ pub(crate) fn run(config: &Config, as_json: bool, meter: &dyn Meter) -> Result<(
         let mut value = as_value(config, chosen);
         value["budget_bytes"] = json!(config.budget);
         value["candidates"] = others.collect();
-        say!("{value:#}");
+        answer!("{value:#}")
     } else {
-        table(config, &found);
+        table(config, &found)
     }
-    Ok(())
 }
 
 fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
@@ -48,25 +47,25 @@ fn as_value(config: &Config, candidate: &Candidate) -> serde_json::Value {
     })
 }
 
-fn table(config: &Config, found: &Found) {
+fn table(config: &Config, found: &Found) -> Result<()> {
     let chosen = &found.candidates[found.chosen];
     let budget =
         config.budget.map_or("no budget".to_string(), |b| format!("a budget of {}", mib(b)));
-    say!("{}, batch {}, {budget}; chosen:", config.model.network.name(), config.batch);
-    say!("  precision        {}", config.precisions[chosen.policy].name);
-    say!("  micro-batch      {}", chosen.micro_batch);
-    say!("  recompute        {}   [{}]", chosen.choice.recompute, chosen.recompute);
-    say!("  optimizer        {}", config.optimizers[chosen.optimizer].name);
-    say!("  foreseen peak    {} ({} bytes)", mib(chosen.peak_bytes()), chosen.peak_bytes());
+    answer!("{}, batch {}, {budget}; chosen:", config.model.network.name(), config.batch)?;
+    answer!("  precision        {}", config.precisions[chosen.policy].name)?;
+    answer!("  micro-batch      {}", chosen.micro_batch)?;
+    answer!("  recompute        {}   [{}]", chosen.choice.recompute, chosen.recompute)?;
+    answer!("  optimizer        {}", config.optimizers[chosen.optimizer].name)?;
+    answer!("  foreseen peak    {} ({} bytes)", mib(chosen.peak_bytes()), chosen.peak_bytes())?;
     for (category, bytes) in chosen.terms.iter().filter(|(_, bytes)| *bytes > 0) {
-        say!("    {:<18} {:>12}", category.name(), mib(bytes));
+        answer!("    {:<18} {:>12}", category.name(), mib(bytes))?;
     }
-    say!("  foreseen time    {:.3} s an update", chosen.secs_per_sample * config.batch as f64);
-    say!("");
-    say!("| precision | micro-batch | recompute | state | foreseen peak | s/update |");
-    say!("|---|---|---|---|---|---|");
+    answer!("  foreseen time    {:.3} s an update", chosen.secs_per_sample * config.batch as f64)?;
+    answer!("")?;
+    answer!("| precision | micro-batch | recompute | state | foreseen peak | s/update |")?;
+    answer!("|---|---|---|---|---|---|")?;
     for (i, candidate) in found.candidates.iter().enumerate() {
-        say!(
+        answer!(
             "| {} | {} | {} | {} | {}{} | {:.3}{} |",
             candidate.choice.precision,
             candidate.micro_batch,
@@ -80,9 +79,10 @@ fn table(config: &Config, found: &Found) {
             },
             candidate.secs_per_sample * config.batch as f64,
             if i == found.chosen { ", chosen" } else { "" },
-        );
+        )?;
     }
     say_untried(config, found);
+    Ok(())
 }
 
 /// Names the precisions that were left out.

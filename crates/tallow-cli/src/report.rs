@@ -61,6 +61,8 @@ pub(crate) struct Report {
     pub(crate) accuracy: f64,
     /// Updates skipped for overflow.
     pub(crate) skipped_steps: u64,
+    /// How often a sample to learn from could not be read and was left out, since this process began.
+    pub(crate) skipped_samples: u64,
 }
 
 const REPORT: &str = "report.json";

@@ -2,7 +2,8 @@
 
 use crate::{
     config::{self, Model, Tokenized},
-    run_dir, view,
+    run_dir,
+    view::answer,
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
@@ -78,8 +79,7 @@ pub(crate) fn run(
     ensure!(room > 0, "--prompt is {n_ids} tokens, the model has positions for {context}");
     let n_tokens = n_tokens.unwrap_or(N_TOKENS.min(room));
     let new = generate(&*model, &ids, n_tokens, sampling, None)?;
-    view::print_line(&format!("{prompt}{}", alphabet.decode(&new)?));
-    Ok(())
+    answer!("{prompt}{}", alphabet.decode(&new)?)
 }
 
 /// The model, what its text is made of, and how many tokens it knows.

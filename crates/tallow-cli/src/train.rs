@@ -150,6 +150,9 @@ fn train<'a>(
     let outcome =
         outcome.inspect_err(|error| post_mortem(error, config, &weighed, &ledger, meter))?;
     let view = observer.end()?;
+    let left_out = opened.train.left_out(true).text("samples");
+    let judged = opened.held_out.left_out(false).text("held-out samples");
+    left_out.iter().chain(&judged).for_each(|text| say!("{text}"));
     let Some(held_out) = outcome.held_out else { return Ok((None, view)) };
     if epochs.has_stalled(&outcome.progress) {
         let n = outcome.progress.n_since_best;
@@ -329,6 +332,7 @@ fn summary(
         train_loss: progress.last_loss,
         accuracy: held_out.accuracy,
         skipped_steps: outcome.n_skipped,
+        skipped_samples: opened.train.left_out(true).n,
         optimizer_state_bytes: 0,
         optimizer_resident_bytes: 0,
     }

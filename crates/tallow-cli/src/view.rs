@@ -1,7 +1,8 @@
 //! What a person sees of a run.
 
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use tallow_memory::Meter;
 use tallow_run::{Event, Outcome, Progress};
 use tallow_train::Evaluation;
@@ -13,6 +14,14 @@ macro_rules! say {
     };
 }
 pub(crate) use say;
+
+/// [`answer_line`] with a format.
+macro_rules! answer {
+    ($($text:tt)*) => {
+        $crate::view::answer_line(&format!($($text)*))
+    };
+}
+pub(crate) use answer;
 
 /// A progress bar on a terminal, a line an epoch elsewhere.
 pub(crate) struct View<'a> {
@@ -124,6 +133,24 @@ fn message(loss: f64, per_sec: f64, (live, peak): (u64, u64), budget: Option<u64
 /// written.
 pub(crate) fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// A line of what was asked for, to standard output. A reader that has gone away wants no more.
+///
+/// # Errors
+/// If it cannot be written: then there is no answer.
+pub(crate) fn answer_line(line: &str) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A line to standard error: what is no part of an answer. If that is gone, the exit code has to do.
+pub(crate) fn note_line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Bytes as a person reads them.

@@ -17,7 +17,7 @@ use std::{
 
 fn tallow(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
-    command.args(args).current_dir(env!("CARGO_TARGET_TMPDIR")).output().expect("the binary runs")
+    command.args(args).current_dir(refusal::place()).output().expect("the binary runs")
 }
 
 /// An empty folder of this test's own.

@@ -22,7 +22,7 @@ const TOKENS: &str = "model.name=gpt2; model.model_dim=8; model.n_layers=1; mode
 /// A run on `source` with `settings`, which lie between semicolons.
 fn train(source: &str, settings: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
-    command.current_dir(env!("CARGO_TARGET_TMPDIR")).arg("train");
+    command.current_dir(refusal::place()).arg("train");
     for setting in [&format!("data.source={source}"), "train.max_updates=1"] {
         command.args(["--set", setting]);
     }
@@ -95,7 +95,7 @@ fn shards_and_tables_of_images() {
             (&table, "data.label_column=image.bytes", "column `image.bytes` holds no whole number"),
             (&table, "data.image_column=label", "column `label` holds no bytes"),
             (&below, "", "column `label` is -1, no class"),
-            (&paths, "", "none.png`: No such file or directory"),
+            (&paths, "", "none.png` does not exist"),
             (
                 &paths,
                 "data.n_classes=2; data.label_column=path",

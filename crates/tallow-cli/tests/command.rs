@@ -19,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
 fn tallow(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tallow"))
         .args(args)
-        .current_dir(env!("CARGO_TARGET_TMPDIR")) // refused runs leave nothing in the sources
+        .current_dir(refusal::place()) // refused runs leave nothing in the sources
         .env("RUST_BACKTRACE", "1")
         .output()
         .expect("the binary runs")
@@ -334,6 +334,37 @@ fn a_reader_that_goes_away_does_not_end_a_run() {
     drop(child.stdout.take());
     assert!(child.wait().expect("it ends").success());
     assert!(out.join("report.json").exists());
+}
+
+/// An answer that could not be written is none, and nothing says that it was given.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let out = folder("unwritten");
+    let path = out.to_str().expect("a path");
+    let output = tallow(&["train", "--set", "train.max_updates=1", "--out", path]);
+    assert!(output.status.success());
+    for args in [
+        &["plan", "--set", "precision.compute=f32"][..],
+        &["plan", "--json", "--set", "precision.compute=f32"],
+        &["config", "--print-defaults"],
+        &["config", "--schema"],
+        &["report", path],
+        &["data", "inspect", path],
+        &["data", "inspect", path, "--json"],
+        &["data", "bench", "--batches", "1"],
+        &["data", "bench", "--batches", "1", "--json"],
+        &["--help"],
+        &["train", "--help"],
+        &["--version"],
+    ] {
+        fs::write(out.join("words.txt"), "words\n").expect("written"); // for `data inspect`
+        let full = fs::File::options().write(true).open("/dev/full").expect("opened");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
+        let output = command.args(args).stdout(full).output().expect("the binary runs");
+        println!("{args:?}");
+        refusal::refused(&output, "standard output: No space left on device");
+    }
 }
 
 #[test]

@@ -85,6 +85,6 @@ fn a_sheet_of_a_folder_with_a_bad_image() {
     refused(
         &file,
         &["--sheet", sheet.to_str().expect("a path")],
-        "a sheet shows a folder of images",
+        "t.txt`: no images that a sheet could show",
     );
 }

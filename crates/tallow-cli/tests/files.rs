@@ -98,14 +98,25 @@ fn a_damaged_photograph_ends_the_run_by_name_or_is_left_out() {
     let folder = Folder::new("damaged");
     let source = folder.path("set");
     photographs(&source, 20);
-    let bad = source.join("left").join("7.jpg");
-    let whole = fs::read(&bad).expect("bytes");
-    fs::write(&bad, &whole[..whole.len() / 2]).expect("written");
+    // One to learn from, one that is held out.
+    for name in ["left/7.jpg", "right/3.jpg"] {
+        let bad = source.join(name);
+        let whole = fs::read(&bad).expect("bytes");
+        fs::write(&bad, &whole[..whole.len() / 2]).expect("written");
+    }
     let settings = ["data.image_size=[16, 16]", "train.batch=8", "train.epochs=1"];
-    refused(&train(&source, &folder.path("fail"), &settings), "7.jpg");
+    refused(&train(&source, &folder.path("fail"), &settings), ".jpg`: PNG: ");
     let skip = [&settings[..], &["data.on_corrupt=skip"]].concat();
     let out = folder.path("skip");
-    report(&train(&source, &out, &skip), &out);
+    let output = train(&source, &out, &skip);
+    assert_eq!(report(&output, &out)["skipped_samples"], 1);
+    let said = String::from_utf8_lossy(&output.stdout);
+    for (what, name) in [("\nsamples", "right/3.jpg"), ("\nheld-out samples", "left/7.jpg")] {
+        let place = source.join(name);
+        let line =
+            format!("{what} left out: 1 over all epochs, the first: `{}`: PNG: ", place.display());
+        assert!(said.contains(&line), "{said}");
+    }
     let none = [&settings[..], &["data.max_skipped=3"]].concat();
     refused(&train(&source, &folder.path("x"), &none), "data.on_corrupt is not skip");
     let tokens = [&settings[..], &["data.seq_tokens=3"]].concat();

@@ -13,7 +13,7 @@ use std::{
 fn tallow(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tallow"))
         .args(args)
-        .current_dir(env!("CARGO_TARGET_TMPDIR"))
+        .current_dir(refusal::place())
         .env("RUST_BACKTRACE", "1")
         .output()
         .expect("the binary runs")

@@ -18,7 +18,7 @@ mod source;
 mod weights;
 
 pub(crate) use effective::Choice;
-pub(crate) use files::{Format, Spent};
+pub(crate) use files::{Format, LeftOut, Spent};
 pub(crate) use network::{Model, Shape as DataShape};
 pub(crate) use optimizer::Optimizer;
 pub(crate) use precision::Precision;

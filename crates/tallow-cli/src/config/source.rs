@@ -1,6 +1,6 @@
 //! What is learnt from, and what is known of it once it is open.
 
-use super::files::{PhotoSource, Photos, Sequences, Spent, TokenSource};
+use super::files::{LeftOut, PhotoSource, Photos, Sequences, Spent, TokenSource};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device};
 use std::path::{Path, PathBuf};
@@ -65,6 +65,11 @@ impl Samples {
             Samples::Tokens(set) => Some(set.spent()),
             Samples::Images(_) | Samples::Synthetic(_) => None,
         }
+    }
+
+    /// What its epochs left out: shuffled ones, which train, or those that judge.
+    pub(crate) fn left_out(&self, is_shuffled: bool) -> LeftOut {
+        self.spent().map(|spent| spent.left_out(is_shuffled)).unwrap_or_default()
     }
 
     /// Threads that read ahead.

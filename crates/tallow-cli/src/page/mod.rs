@@ -26,7 +26,7 @@ const CATEGORIES: [&str; 8] = [
 ];
 
 /// Rows of the summary: a key of `report.json`, and what it is called.
-const SUMMARY: [(&str, &str); 24] = [
+const SUMMARY: [(&str, &str); 25] = [
     ("name", "data"),
     ("model", "model"),
     ("params", "parameters trained"),
@@ -40,6 +40,7 @@ const SUMMARY: [(&str, &str); 24] = [
     ("seed", "seed"),
     ("updates", "updates"),
     ("skipped_steps", "updates not applied"),
+    ("skipped_samples", "samples left out"),
     ("first_loss", "first training loss"),
     ("train_loss", "last training loss"),
     ("loss", "held-out loss"),

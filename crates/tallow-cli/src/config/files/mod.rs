@@ -1,6 +1,7 @@
 //! Samples in files and stores: images and tokens of any format.
 
 mod format;
+mod noted;
 mod photos;
 mod pictures;
 mod place;
@@ -8,6 +9,7 @@ mod texts;
 mod tokens;
 pub(crate) use self::{
     format::{FORMAT_NAMES, Format},
+    noted::LeftOut,
     photos::{PhotoSource, Photos},
     pictures::Columns,
     place::Place,
@@ -15,6 +17,7 @@ pub(crate) use self::{
     tokens::{Sequences, TokenSource},
 };
 
+use self::noted::{Ledger, Noted};
 use anyhow::{Result, ensure};
 use std::{
     num::NonZero,
@@ -75,6 +78,7 @@ pub(crate) struct Spent {
     read_nanos: AtomicU64,
     prepare_nanos: AtomicU64,
     read_bytes: AtomicU64,
+    left_out: Ledger,
 }
 
 impl Spent {
@@ -93,6 +97,11 @@ impl Spent {
         let secs = |nanos: &AtomicU64| nanos.load(Ordering::Relaxed) as f64 / 1e9;
         let n_bytes = self.read_bytes.load(Ordering::Relaxed);
         (secs(&self.read_nanos), secs(&self.prepare_nanos), n_bytes)
+    }
+
+    /// What epochs left out, by their order: shuffled ones train, the others judge.
+    pub(crate) fn left_out(&self, is_shuffled: bool) -> LeftOut {
+        self.left_out.of(is_shuffled)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Photographs that become images of one size.
 
 use super::{
-    Part, Reading, Spent,
+    Noted, Part, Reading, Spent,
     format::Format,
     n_held_out,
     pictures::{self, Classes, Columns, Picture},
@@ -44,7 +44,8 @@ impl Photos {
     }
 
     pub(crate) fn dataset(&self, dtype: DType) -> Box<dyn Dataset> {
-        Box::new(self.loader(dtype))
+        let spent = Arc::clone(&self.part.spent);
+        Box::new(Noted { loader: self.loader(dtype), spent })
     }
 
     pub(crate) fn n_threads(&self) -> usize {

@@ -235,11 +235,9 @@ fn csv(place: &Place, options: CsvOptions, columns: &Columns) -> Result<Pictures
             mapped(rows, move |rows, index| {
                 let (label, record) = (class(rows, index)?, rows.get(index)?);
                 let path = root.join(record.as_slice().get(path).map_or("", |field| field.trim()));
-                let bytes = std::fs::read(&path);
-                let bytes = bytes.map_err(|error| {
-                    wrong(rows, index, format!("`{}`: {error}", path.display()))
-                })?;
-                Ok(Picture::File(Encoded { path, bytes, label }))
+                let image = Encoded::read(path, label);
+                let image = image.map_err(|error| wrong(rows, index, error.to_string()))?;
+                Ok(Picture::File(image))
             })
         }
         None => {

@@ -5,7 +5,7 @@ use super::{
     pictures::{mapped, shards, wrong},
     place::Place,
 };
-use crate::view::say;
+use crate::view::note_line;
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     fs,
@@ -72,7 +72,8 @@ impl Reader {
             let texts = texts(place, format, self.column.as_deref())?;
             let n = encode_to_file(&texts, &tokenizer, separator, token, &path)
                 .context("data.source")?;
-            say!("{} texts are {n} tokens, kept in {}", texts.n_samples(), path.display());
+            let n_texts = texts.n_samples();
+            note_line(&format!("{n_texts} texts are {n} tokens, kept in {}", path.display()));
         }
         Ok((path, token))
     }

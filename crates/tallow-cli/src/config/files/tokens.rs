@@ -1,7 +1,7 @@
 //! Sequences of tokens.
 
 use super::{
-    Part, Reading, Spent,
+    Noted, Part, Reading, Spent,
     format::Format,
     n_held_out,
     pictures::{mapped, shards, wrong},
@@ -33,7 +33,8 @@ impl Sequences {
     }
 
     pub(crate) fn dataset(&self) -> Box<dyn Dataset> {
-        Box::new(self.loader())
+        let spent = Arc::clone(&self.part.spent);
+        Box::new(Noted { loader: self.loader(), spent })
     }
 
     pub(crate) fn n_threads(&self) -> usize {
