@@ -11,6 +11,7 @@ mod plan;
 mod report;
 mod run_dir;
 mod sample;
+mod scratch;
 mod signals;
 mod tensorboard;
 mod train;

@@ -82,13 +82,12 @@ pub(crate) fn by_category(terms: &Terms) -> serde_json::Map<String, serde_json::
     terms.iter().map(|(category, bytes)| (bytes_key(category), bytes.into())).collect()
 }
 
-/// Makes the folder before the run, so that a path that cannot be written ends it at once, and
-/// removes the report of an earlier run, which would pass for this one's if this one failed.
+/// Sees that the folder can be written before the run, and removes the report of an earlier one, which would
+/// pass for this one's if this one failed.
 ///
 /// # Errors
-/// If the folder cannot be made or written, or something that is no file stands in the report's way.
+/// If the folder cannot be written, or something that is no file stands in the report's way.
 pub(crate) fn prepare(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("--out `{}`", folder.display()))?;
     for path in [folder.join(REPORT), part(folder, REPORT)] {
         fs::write(&path, b"").with_context(|| format!("`{}`", path.display()))?;
         fs::remove_file(&path).with_context(|| format!("`{}`", path.display()))?;

@@ -7,7 +7,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
+    fs::{self, File, TryLockError},
     path::{Path, PathBuf},
 };
 use tallow_run::checkpoint::Checkpoints;
@@ -31,6 +31,19 @@ pub(crate) enum Start {
     Over,
     /// It goes on from the newest checkpoint there.
     Resume,
+}
+
+/// Locks `folder` for as long as this process lives. A system that locks no folders goes without.
+///
+/// # Errors
+/// If another run is in it: each would write over what the other has.
+fn keep_others_out(folder: &Path) -> Result<()> {
+    let Ok(opened) = File::open(folder) else { return Ok(()) };
+    if let Err(TryLockError::WouldBlock) = opened.try_lock() {
+        bail!("`{}` is in use by another run: name another --out", folder.display());
+    }
+    std::mem::forget(opened);
+    Ok(())
 }
 
 /// The configuration of the run in `folder`.
@@ -83,8 +96,10 @@ impl<'a> RunDir<'a> {
     /// its own until its checkpoint has been loaded: a refused change must not stay.
     ///
     /// # Errors
-    /// If it cannot be made or written, holds checkpoints of another run, or none to go on from.
+    /// If it cannot be made or written, is in use, holds checkpoints of another run, or none to go on from.
     pub(crate) fn prepare(folder: &'a Path, start: Start, config: &Config) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("--out `{}`", folder.display()))?;
+        keep_others_out(folder)?;
         let checkpoints = folder.join(CHECKPOINTS);
         match start {
             Start::New => {

@@ -8,29 +8,38 @@ use std::sync::{
 };
 use tallow_train::Flow;
 
-/// Which signal has asked the run to end, if one has. The second ends the process at once.
+/// Which signal has asked the run to end, if one has. The second ends the process at once, and so does the
+/// first before there is something to save.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
     number: Arc<AtomicUsize>,
+    /// Whether the next one ends the process.
+    at_once: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Listens from now on.
+    /// Listens from now on: to end the process at once.
     ///
     /// # Errors
     /// If the system refuses, which no test can make it do for these two.
     pub(crate) fn listen() -> Result<Self> {
         let signals = Self::default();
+        signals.at_once.store(true, Relaxed);
         for signal in [SIGINT, SIGTERM] {
-            let asked = Arc::new(AtomicBool::new(false));
             let (code, number) = (128 + signal, Arc::clone(&signals.number));
+            let at_once = || Arc::clone(&signals.at_once);
             // In this order: the first sets the flag after it was looked at.
-            signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&asked))
-                .and_then(|_| signal_hook::flag::register(signal, asked))
+            signal_hook::flag::register_conditional_shutdown(signal, code, at_once())
+                .and_then(|_| signal_hook::flag::register(signal, at_once()))
                 .and_then(|_| signal_hook::flag::register_usize(signal, number, signal as usize))
                 .context("listening for signals")?;
         }
         Ok(signals)
+    }
+
+    /// There is something to save from now on: the first signal waits for that.
+    pub(crate) fn save_first(&self) {
+        self.at_once.store(false, Relaxed);
     }
 
     /// Whether to go on.

@@ -141,6 +141,7 @@ fn train<'a>(
     if !goes_by_old_plan {
         dir.write_plan(config, chosen)?;
     }
+    signals.save_first();
     let mut warm = None;
     let outcome = fit(&mut trainer, &epochs, start, |trainer, progress, event| {
         warm.get_or_insert((trainer.n_windows(), progress.training));

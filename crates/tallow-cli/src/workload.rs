@@ -1,6 +1,9 @@
 //! What a configuration trains, for the planner and for the run.
 
-use crate::config::{Config, DataShape, Opened};
+use crate::{
+    config::{Config, DataShape, Opened},
+    scratch,
+};
 use anyhow::Context;
 use std::fs;
 use tallow_data::{Batch, Order, Tail};
@@ -11,7 +14,7 @@ use tallow_train::{
     optim::Place,
     plan::{Built, Error, Found, Recomputation, Result, Space, Workload, plan},
     precision,
-    recompute::{Policy, SegmentCost},
+    recompute::{Policy, Saved, SegmentCost},
 };
 
 /// A network that the configuration can name.
@@ -78,7 +81,7 @@ impl Work<'_> {
         }
     }
 
-    /// That the data fill a batch, and that a state file can be made.
+    /// That the data fill a batch, and that a state file can be made; removes those of killed runs.
     /// # Errors
     /// Those that do not.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
@@ -94,6 +97,10 @@ impl Work<'_> {
             fs::write(path, b"")
                 .and_then(|()| fs::remove_file(path))
                 .with_context(|| format!("memory.offload_dir `{}`", folder.display()))?;
+            scratch::sweep(folder);
+        }
+        if let Saved::File(folder) = &self.config.saved {
+            scratch::sweep(folder);
         }
         Ok(())
     }

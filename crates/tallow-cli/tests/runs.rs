@@ -6,8 +6,9 @@ mod support;
 
 use std::{
     fs,
+    net::TcpListener,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
@@ -91,8 +92,7 @@ fn a_signal_saves_and_says_so() {
         while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
             thread::sleep(Duration::from_millis(5));
         }
-        let kill = Command::new("kill").args(["-s", signal, &run.id().to_string()]).status();
-        assert!(kill.expect("sent").success());
+        send(signal, &run);
         let output = run.wait_with_output().expect("ends");
         let said = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(code), "{said}");
@@ -106,6 +106,70 @@ fn a_signal_saves_and_says_so() {
         assert!(what_is_left(&folder.0).2.len() >= losses.len());
     }
     assert_eq!(want.2.len(), N_UPDATES);
+}
+
+fn send(signal: &str, run: &Child) {
+    let kill = Command::new("kill").args(["-s", signal, &run.id().to_string()]).status();
+    assert!(kill.expect("sent").success());
+}
+
+/// Before the first update there is nothing to save, and a store that never answers is not waited for.
+#[test]
+fn a_signal_before_the_first_update_ends_the_run_at_once() {
+    let folder = Folder::new("unanswered");
+    let store = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("data.source=http://{}/s.tar", store.local_addr().expect("an address"));
+    let cache = format!("data.cache_dir={}", folder.0.join("cache").display());
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let mut command = tallow(&["train", "--set", "model.name=resnet18", "--set", &url]);
+        command.args(["--set", &cache, "--out"]).arg(&folder.0).stdout(Stdio::piped());
+        let run = command.spawn().expect("starts");
+        let _asked = store.accept().expect("a request"); // and no answer
+        send(signal, &run);
+        assert_eq!(run.wait_with_output().expect("ends").status.code(), Some(code));
+    }
+}
+
+/// The second signal does not wait, whatever the first was.
+#[test]
+fn a_second_signal_ends_the_run_at_once() {
+    let folder = Folder::new("twice");
+    let metrics = folder.0.join("metrics.jsonl");
+    let mut command = begin(&folder.0);
+    command.args(["--set", "train.epochs=1000"]);
+    let run = command.stdout(Stdio::piped()).spawn().expect("starts");
+    while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 2 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    send("STOP", &run); // both are there before it can answer one
+    send("INT", &run);
+    send("TERM", &run);
+    send("CONT", &run);
+    let output = run.wait_with_output().expect("ends");
+    let (code, said) = (output.status.code(), String::from_utf8_lossy(&output.stdout));
+    assert!(code == Some(130) || code == Some(143), "{code:?}");
+    assert!(!said.contains("stopped;"), "{said}");
+}
+
+/// Two runs in one folder would write over each other's files.
+#[test]
+fn a_folder_in_use_is_not_taken_over() {
+    let folder = Folder::new("shared");
+    let (path, metrics) = (folder.0.display().to_string(), folder.0.join("metrics.jsonl"));
+    let mut command = begin(&folder.0);
+    command.args(["--set", "train.epochs=1000"]);
+    let run = command.stdout(Stdio::piped()).spawn().expect("starts");
+    while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 2 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    for args in [&["train", "--overwrite", "--out", &path][..], &["train", "--resume", &path]] {
+        refused(args, "is in use by another run");
+    }
+    send("INT", &run);
+    assert_eq!(run.wait_with_output().expect("ends").status.code(), Some(130));
+    let updates: Vec<u64> =
+        what_is_left(&folder.0).2.into_iter().map(|(update, _)| update).collect();
+    assert!(updates.iter().copied().eq(1..=updates.len() as u64), "{updates:?}");
 }
 
 #[track_caller]
