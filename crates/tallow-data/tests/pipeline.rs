@@ -14,6 +14,7 @@ use std::{
 use tallow_data::{
     Ahead, Cursor, Error, OnCorrupt, Result, Sampler, Samples, Shard, Shuffle, Source, Tail,
     Workers,
+    formats::Concat,
     pipeline::{IGNORED, Pack, PackedBatch, Packing, from_fn, from_iter},
 };
 mod common;
@@ -48,7 +49,9 @@ fn dat_4_values_belong_to_seed_epoch_and_id() {
         for rank in 0..n_ranks {
             let shard = Shard { rank, n_ranks, tail: Tail::Keep };
             let sampler = Sampler { seed, shuffle: Shuffle::Global, shard };
-            let samples = Samples::of(from_fn(101, Ok), sampler).unwrap();
+            let shards = (0..5).map(|shard| (21 * shard..101.min(21 * shard + 21)).collect());
+            let shards: Concat<Vec<u64>> = Concat::new(shards.collect());
+            let samples = Samples::of(shards, sampler).unwrap();
             let drawn = samples.map(|id, at| Ok((id, at.rng().next_u64())));
             let batches = drawn.workers(workers(n_threads)).batch(5, Tail::Keep).unwrap();
             for batch in batches.epoch(epoch).unwrap() {
@@ -151,9 +154,16 @@ fn dat_5_a_dead_worker_is_heard() {
                 let samples = Samples::of(source, Sampler::sequential(0)).unwrap();
                 let batches = samples.workers(workers(n_threads)).batch(4, Tail::Keep).unwrap();
                 let mut run = batches.prefetch(ahead).epoch(0).unwrap();
-                let n_before = run.by_ref().take_while(Result::is_ok).count();
+                let mut n_before = 0;
+                let error = loop {
+                    match run.next().expect("an end that is not told") {
+                        Ok(_) => n_before += 1,
+                        Err(error) => break error,
+                    }
+                };
+                assert!(matches!(error, Error::DeadWorker), "{error}");
                 // Others may have been busy with samples before it.
-                assert!(n_before <= 5 && run.cursor().position == 4 * n_before as u64);
+                assert!(n_before <= 5 && run.cursor().position == 4 * n_before);
                 assert!(run.next().is_none());
             });
         }
