@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 use tallow_memory::{Category, Terms};
@@ -82,17 +83,28 @@ pub(crate) fn by_category(terms: &Terms) -> serde_json::Map<String, serde_json::
     terms.iter().map(|(category, bytes)| (bytes_key(category), bytes.into())).collect()
 }
 
-/// Sees that the folder can be written before the run, and removes the report of an earlier one, which would
-/// pass for this one's if this one failed.
+/// Sees that the folder can be written before the run.
 ///
 /// # Errors
-/// If the folder cannot be written, or something that is no file stands in the report's way.
+/// If it cannot.
 pub(crate) fn prepare(folder: &Path) -> Result<()> {
-    for path in [folder.join(REPORT), part(folder, REPORT)] {
-        fs::write(&path, b"").with_context(|| format!("`{}`", path.display()))?;
-        fs::remove_file(&path).with_context(|| format!("`{}`", path.display()))?;
+    let path = part(folder, REPORT);
+    fs::write(&path, b"").with_context(|| format!("`{}`", path.display()))?;
+    fs::remove_file(&path).with_context(|| format!("`{}`", path.display()))
+}
+
+/// Removes the report of an earlier run, which would pass for this one's if this one failed.
+///
+/// # Errors
+/// If something that is no file stands in its way.
+pub(crate) fn forget(folder: &Path) -> Result<()> {
+    let path = folder.join(REPORT);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("`{}`", path.display()))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Writes `report.json` whole or not at all.

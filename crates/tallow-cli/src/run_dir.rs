@@ -93,7 +93,7 @@ pub(crate) struct RunDir<'a> {
 
 impl<'a> RunDir<'a> {
     /// Makes the folder, and writes the configuration of a run that begins there. One that goes on keeps
-    /// its own until its checkpoint has been loaded: a refused change must not stay.
+    /// its own, and its report, until its checkpoint has been loaded: a refused change must leave nothing.
     ///
     /// # Errors
     /// If it cannot be made or written, is in use, holds checkpoints of another run, or none to go on from.
@@ -120,6 +120,7 @@ impl<'a> RunDir<'a> {
         report::prepare(folder)?;
         let dir = Self { folder, start };
         if start != Start::Resume {
+            report::forget(folder)?;
             dir.write_config(config)?;
         }
         Ok(dir)
@@ -149,6 +150,9 @@ impl<'a> RunDir<'a> {
     /// # Errors
     /// If the folder cannot be written.
     pub(crate) fn write_effective(&self, config: &Config, chosen: &Candidate) -> Result<()> {
+        if self.start == Start::Resume {
+            report::forget(self.folder)?;
+        }
         self.write_config(config)?;
         let choice = Choice {
             precision: chosen.policy,

@@ -117,6 +117,7 @@ fn runs_that_cannot_go_on() {
         "holds the checkpoints of another run: go on with it by --resume",
     );
     refused(&set("optimizer.name=lion"), "which the configuration no longer allows; give --budget");
+    assert!(out.join("report.json").exists(), "what is refused takes nothing away");
     refused(&set("data.n_classes=7"), "--resume `");
     let plan = fs::read_to_string(out.join("plan.json")).expect("a plan");
     for (content, needle) in [

@@ -213,6 +213,14 @@ fn texts_in_any_format_train_the_same() {
     losses(&folder, folder.0.join("x.txt").to_str().expect("UTF-8"), &settings);
     assert_eq!(n_made(), 6);
 
+    // An answer in JSON is that alone, also where tokens are made first.
+    let cache = format!("data.cache_dir={}", folder.0.join("another").display());
+    let asked: Vec<String> = settings.iter().chain([&&*cache]).map(ToString::to_string).collect();
+    let source = folder.0.join("x.jsonl");
+    let output = tallow(&["data", "bench", "--json", source.to_str().expect("UTF-8")], &asked);
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(answer["samples"].as_u64() > Some(0) && folder.0.join("another").exists(), "{answer}");
+
     let with = |source: &str, more: &[&str]| {
         train(
             &folder,
