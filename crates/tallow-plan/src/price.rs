@@ -8,6 +8,9 @@ use tallow_recompute::{Plan, SegmentCost, plan_chain, simulate_saved};
 /// Bytes a second that a state file is taken to move.
 const FILE_BYTES_PER_SEC: f64 = 1e9;
 
+/// Bytes a second at which a micro-batch's gradients are taken to be added to their sums.
+const SUM_BYTES_PER_SEC: f64 = 8e9;
+
 /// Share of its activations that a micro-batch may need beyond the line, for each doubling of what
 /// ran: kernels' scratch grows in steps.
 const BEYOND_LINE: f64 = 0.03;
@@ -75,7 +78,9 @@ impl<W: Workload> Price<'_, W> {
         let n_micro_batches = space.batch.div_ceil(micro_batch) as f64;
         let is_file = space.optimizers[optimizer].place != Place::Ram;
         let moved_bytes = if is_file { 2.0 * state_bytes as f64 } else { 0.0 };
-        let secs = n_micro_batches * simulated.secs + moved_bytes / FILE_BYTES_PER_SEC;
+        let of_micro_batch =
+            simulated.secs + summed_bytes(&costs, found.accum_bytes) / SUM_BYTES_PER_SEC;
+        let secs = n_micro_batches * of_micro_batch + moved_bytes / FILE_BYTES_PER_SEC;
         let knobs = space.knobs(policy, optimizer, micro_batch, &recompute);
         Ok(Some(Candidate {
             policy,
@@ -90,6 +95,14 @@ impl<W: Workload> Price<'_, W> {
             measured: doublings == 0.0,
         }))
     }
+}
+
+/// What moves when the gradients of a micro-batch are added to sums of `accum_bytes`, 0 where there are none:
+/// gradients narrower than the sums are widened first.
+fn summed_bytes(costs: &[SegmentCost], accum_bytes: u64) -> f64 {
+    let given: u64 = costs.iter().map(|cost| cost.param_grad_bytes).sum();
+    let widened = if given < accum_bytes { 2 * accum_bytes } else { 0 };
+    if accum_bytes == 0 { 0.0 } else { (given + widened + 2 * accum_bytes) as f64 }
 }
 
 /// The fastest plan within `left_bytes`, or else the smallest there is.
