@@ -160,7 +160,8 @@ impl<T: Weight> Work for Loss<T> {
             let x = T::as_acc_mut(dx).unwrap_or(&mut wide_x);
             let weight = T::as_acc_mut(dweight).unwrap_or(&mut wide_w);
             let grads = LinearGrads { x: Some(x), weight: Some(weight), bias: None };
-            let chunk = ONE_PASS_CHUNK_BYTES;
+            // As many rows a block in either precision.
+            let chunk = ONE_PASS_CHUNK_BYTES / 4 * size_of::<T>() as u64;
             linear_cross_entropy_with_grads(lse, grads, &linear, targets, &config, chunk)
         };
         let sums = sums.map_err(|error| error.to_string())?;

@@ -268,7 +268,7 @@ pub(crate) fn parts2<R: Real, T: Copy, U: Copy>(
 fn halved<R: Real>(mut acc: [R; WIDE]) -> [f64; LANES] {
     for n in [WIDE / 2, WIDE / 4] {
         for l in 0..n {
-            acc[l] = acc[l] + acc[l + n];
+            acc[l] += acc[l + n];
         }
     }
     std::array::from_fn(|l| acc[l].f64())

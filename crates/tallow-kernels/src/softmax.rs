@@ -46,8 +46,7 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
                 let r = T::Acc::of(
                     1.0 / parts(
                         x,
-                        #[inline(always)]
-                        |v| exp(v),
+                        exp,
                     ),
                 );
                 vectorized(

@@ -208,6 +208,23 @@ fn half_forward_is_the_f32_result_rounded_once() {
     }
 }
 
+/// The bound above is of the worst element. On average what is rounded on the way costs less than the
+/// rounding of the results alone may cost at worst.
+#[test]
+fn bf16_is_off_by_less_than_half_an_ulp_on_average() {
+    let mut inputs = Inputs::new([1, 2, 2, 200, 200, 64], true);
+    for x in [&mut inputs.q, &mut inputs.k, &mut inputs.v, &mut inputs.dout] {
+        *x = f64s(&to::<bf16>(x));
+    }
+    let (narrow, wide) = (backward::<bf16>(&inputs), backward::<f64>(&inputs));
+    for (got, want) in narrow.iter().zip(&wide) {
+        let of = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let off = of(&mut f64s(got).iter().zip(want).map(|(got, want)| got - want));
+        let share = off / of(&mut want.iter().copied());
+        assert!(share < f64::from(half_ulp::<bf16>()), "{share:e} of the root mean square");
+    }
+}
+
 #[test]
 fn gradients_can_be_asked_for_one_by_one() {
     let i = Inputs::new([1, 2, 1, 9, 9, 8], true);

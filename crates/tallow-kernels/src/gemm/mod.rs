@@ -35,7 +35,7 @@ const MIN_TILE_ELEMS: usize = 96 * 96;
 const WHOLE_ELEMS: usize = 2 << 20;
 /// Fewest rows that are packed for all tiles where there are more: each time the right operand is
 /// packed again.
-const MIN_SHARED: usize = 256;
+const MIN_SHARED: usize = 1024;
 /// Fewest columns of a tile of such rows: each of them reads all rows again.
 const MIN_COLS: usize = 96;
 /// Multiply-adds below which waking a second thread costs more than it saves.
