@@ -152,7 +152,7 @@ impl Input {
     }
 
     /// A reader of the bytes from `offset` on, unbuffered.
-    #[cfg(any(feature = "tar", feature = "parquet"))]
+    #[cfg(feature = "tar")]
     pub(crate) fn reader(&self, offset: u64) -> InputReader<'_> {
         InputReader { input: self, offset }
     }
@@ -181,13 +181,13 @@ impl Input {
 }
 
 /// A sequential view of an [`Input`].
-#[cfg(any(feature = "tar", feature = "parquet"))]
+#[cfg(feature = "tar")]
 pub(crate) struct InputReader<'a> {
     input: &'a Input,
     offset: u64,
 }
 
-#[cfg(any(feature = "tar", feature = "parquet"))]
+#[cfg(feature = "tar")]
 impl std::io::Read for InputReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n_bytes = self.input.bytes.read_at(self.offset, buf)?;
@@ -196,7 +196,7 @@ impl std::io::Read for InputReader<'_> {
     }
 }
 
-#[cfg(any(feature = "tar", feature = "parquet"))]
+#[cfg(feature = "tar")]
 impl std::io::Seek for InputReader<'_> {
     fn seek(&mut self, to: std::io::SeekFrom) -> io::Result<u64> {
         let target = match to {

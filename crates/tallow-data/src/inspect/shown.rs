@@ -7,10 +7,12 @@ use super::{
     open::{Kind, shards},
     sheet::sheet_of,
 };
+#[cfg(any(feature = "tar", feature = "parquet"))]
+use crate::image::{Decode, decode};
 use crate::{
     error::{Error, Result},
     formats::{Concat, ImageFolder, Input},
-    image::{Channels, Decode, Image, decode},
+    image::{Channels, Image},
     image_set::ImageSet,
     source::Source,
 };
