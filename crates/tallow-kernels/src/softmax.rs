@@ -43,12 +43,7 @@ pub fn softmax<T: Element>(out: &mut [T], x: &[T], n_cols: usize) {
                 );
             } else {
                 // The output would round the exponentials: they are computed again instead.
-                let r = T::Acc::of(
-                    1.0 / parts(
-                        x,
-                        exp,
-                    ),
-                );
+                let r = T::Acc::of(1.0 / parts(x, exp));
                 vectorized(
                     #[inline(always)]
                     || out.iter_mut().zip(x).for_each(|(o, &v)| *o = T::narrow(exp(v) * r)),
