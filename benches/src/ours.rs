@@ -17,7 +17,7 @@ use tallow_kernels::{
     gemm::{Mat, Store, batched_gemm},
     loss::{
         CrossEntropy, Linear, LinearGrads, ONE_PASS_CHUNK_BYTES, linear_cross_entropy_with_grads,
-        scale_in_place, scale_into,
+        scale_into,
     },
     optim::Weight,
 };
@@ -169,7 +169,7 @@ impl<T: Weight> Work for Loss<T> {
         *loss = sums.loss_sum / n;
         for (grad, wide) in [(dx, &wide_x), (dweight, &wide_w)] {
             match T::as_acc_mut(grad) {
-                Some(grad) => scale_in_place(grad, 1.0 / n),
+                Some(grad) => tallow_kernels::accum::scale(grad, 1.0 / n),
                 None => scale_into(grad, wide, 1.0 / n),
             }
         }

@@ -21,7 +21,7 @@ pub use linear::{
 };
 pub use one_pass::{
     LinearGrads, ONE_PASS_CHUNK_BYTES, linear_cross_entropy_with_grads,
-    linear_cross_entropy_with_grads_scratch_bytes, one_pass_pays, scale_in_place, scale_into,
+    linear_cross_entropy_with_grads_scratch_bytes, one_pass_pays, scale_into,
 };
 
 /// What the targets mean.

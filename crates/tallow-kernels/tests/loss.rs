@@ -4,7 +4,7 @@ mod support;
 use half::{bf16, f16};
 use support::{f64s, same_on_any_thread_count, to};
 use tallow_kernels::isa::Isa;
-use tallow_kernels::{Element, Real, gemm, loss::*};
+use tallow_kernels::{Element, Real, accum, gemm, loss::*};
 use tallow_testkit::{Reference, Tol, assert_close, central_difference, values, widen};
 
 /// Against PyTorch in f64, computed in f32.
@@ -139,7 +139,7 @@ fn in_one_pass<T: Element>(i: &Inputs, scale: f64, chunk_bytes: u64) -> Fused<T>
             .unwrap();
         scale_into(dx, &wide_x, scale);
         scale_into(dweight, &wide_w, scale);
-        scale_in_place(&mut wide_b, scale);
+        accum::scale(&mut wide_b, scale);
         scale_into(dbias, &wide_b, 1.0);
     });
     got

@@ -39,6 +39,12 @@ impl Tap {
     fn of(&self, out: usize, step: usize) -> Option<usize> {
         self.inside.contains(&out).then(|| self.first + (out - self.inside.start) * step)
     }
+
+    /// The output pixel that reads input pixel `at` with this tap.
+    fn reached(&self, at: usize, step: usize) -> Option<usize> {
+        let away = at.checked_sub(self.first).filter(|away| away.is_multiple_of(step))?;
+        Some(self.inside.start + away / step).filter(|out| self.inside.contains(out))
+    }
 }
 
 /// `out`, as [`conv2d`](super::conv2d): the bits of [`conv2d_scalar`](super::conv2d_scalar).
@@ -115,14 +121,6 @@ pub(super) fn input_gradient<T: Element>(
     );
 }
 
-impl Tap {
-    /// The output pixel that reads input pixel `at` with this tap.
-    fn reached(&self, at: usize, step: usize) -> Option<usize> {
-        let away = at.checked_sub(self.first).filter(|away| away.is_multiple_of(step))?;
-        Some(self.inside.start + away / step).filter(|out| self.inside.contains(out))
-    }
-}
-
 /// `dweight`, as [`conv2d_backward_weight`](super::conv2d_backward_weight): products of the pixels of a column
 /// are added up in the accumulator type, the columns in `f64`.
 pub(super) fn weight_gradient<T: Element>(
@@ -168,12 +166,12 @@ pub(super) fn weight_gradient<T: Element>(
     }
 }
 
-/// Elements of the accumulator type that one thread holds: a row of sums of the output or the input.
-pub(super) fn row_elems(shape: &Conv2dShape) -> usize {
-    shape.output[1].max(shape.input[1])
+/// Bytes that `n_threads` hold: each a row of sums of the output or the input.
+pub(super) fn row_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
+    n_threads * (shape.output[1].max(shape.input[1]) * size_of::<T::Acc>()) as u64
 }
 
-/// As [`row_elems`], of the weight's gradient: a row for each tap; and a total in `f64`.
+/// As [`row_bytes`], of the weight's gradient: a row for each tap; and a total in `f64`.
 pub(super) fn weight_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     let row = shape.output[1] * size_of::<T::Acc>() + size_of::<f64>();
     // The totals of all channels are there at the end.

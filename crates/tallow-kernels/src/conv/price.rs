@@ -3,7 +3,7 @@
 use super::{
     BLOCK_OUT, Conv2dShape, MOST,
     backward::{WeightPlan, are_merged, merged_window, phases},
-    depthwise::{self, is_depthwise, row_elems},
+    depthwise::{self, is_depthwise},
     window::Window,
 };
 use crate::{Element, gemm::Cuts, micro::Packed, pack::packs_narrow, product};
@@ -40,7 +40,7 @@ fn product_bytes<T: Element, P: Packed>(
 /// the patches of a tile and, for narrow elements, its sums.
 pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     if is_depthwise(shape) {
-        return n_threads * (row_elems(shape) * size_of::<T::Acc>()) as u64;
+        return depthwise::row_bytes::<T>(shape, n_threads);
     }
     let n_pixels = shape.batch * shape.out_pixels();
     let sizes = (shape.group_out(), n_pixels);
@@ -51,7 +51,7 @@ pub fn conv2d_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> 
 /// [`conv2d_scratch_bytes`], of the phase that needs most.
 pub fn conv2d_backward_input_scratch_bytes<T: Element>(shape: &Conv2dShape, n_threads: u64) -> u64 {
     if is_depthwise(shape) {
-        return n_threads * (row_elems(shape) * size_of::<T::Acc>()) as u64;
+        return depthwise::row_bytes::<T>(shape, n_threads);
     }
     let of_phase = |taps: usize, [rows, cols]: [usize; 2]| {
         let sizes = (shape.group_in(), shape.batch * rows * cols);

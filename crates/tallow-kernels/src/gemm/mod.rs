@@ -151,10 +151,11 @@ fn tile_bytes<P: Packed>((m, n): (usize, usize), k: usize, keeps_sums: bool) -> 
 }
 
 /// Rows of the left operand to be packed at a time for all tiles of them; `None` where each tile had
-/// better pack its own, for there is one tile across, or rows are too long.
+/// better pack its own, for there is one tile across, rows are too long, or all is done on one thread.
 fn shared_rows<P: Packed>((m, n): (usize, usize), k: usize) -> Option<usize> {
     let most = WHOLE_ELEMS / k.max(1);
-    let pays = n >= 2 * MIN_COLS && m * n >= 4 * MIN_TILE_ELEMS && most >= m.min(MIN_SHARED);
+    let large = m * n >= 4 * MIN_TILE_ELEMS && (m * n).saturating_mul(k) >= SERIAL_MACS;
+    let pays = large && n >= 2 * MIN_COLS && most >= m.min(MIN_SHARED);
     pays.then(|| m.div_ceil(m.div_ceil(most)).next_multiple_of(2 * P::MR).min(m))
 }
 

@@ -222,7 +222,7 @@ impl Rows<'_> {
 }
 
 /// `dst[i] = scale src[i]`, rounded once: gradients of
-/// [`linear_cross_entropy_with_grads`] for the upstream gradient `scale`.
+/// [`linear_cross_entropy_with_grads`] for the upstream gradient `scale`. In place it is [`crate::accum::scale`].
 /// # Panics
 /// If the lengths differ.
 pub fn scale_into<T: Element>(dst: &mut [T], src: &[T::Acc], scale: f64) {
@@ -235,18 +235,6 @@ pub fn scale_into<T: Element>(dst: &mut [T], src: &[T::Acc], scale: f64) {
             for (dst, &src) in cut.iter_mut().zip(&src[start..]) {
                 *dst = T::narrow(src * scale);
             }
-        },
-    );
-}
-
-/// As [`scale_into`], in place.
-pub fn scale_in_place<R: Real>(x: &mut [R], scale: f64) {
-    par::elems(
-        x,
-        #[inline(always)]
-        |_, cut| {
-            let scale = R::of(scale);
-            cut.iter_mut().for_each(|x| *x *= scale);
         },
     );
 }

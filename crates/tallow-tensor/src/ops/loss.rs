@@ -13,7 +13,7 @@ use std::{
 };
 pub use tallow_kernels::loss::{CrossEntropy, ONE_PASS_CHUNK_BYTES};
 use tallow_kernels::{
-    Element, Real,
+    Element, Real, accum,
     loss::{self as kernels, Linear, LinearGrads, Sums},
 };
 
@@ -150,6 +150,11 @@ impl LinearLoss {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Logits at a time where they are not all classes of a row: more would leave the cache.
+    fn tile_bytes(&self) -> u64 {
+        self.chunk_bytes.min(kernels::DEFAULT_CHUNK_BYTES)
+    }
+
     /// Gradients from forward's logits made again.
     fn again<T: Scalar>(&self, args: &[Arg], scale: f64) -> Result<Grads> {
         let kept = self.kept.get().expect("forward ran before backward");
@@ -165,7 +170,7 @@ impl LinearLoss {
                 &self.targets,
                 &self.cfg,
                 scale,
-                self.chunk_bytes,
+                self.tile_bytes(),
             )?)
         })?;
         let grads = rooms.into_iter().zip(args);
@@ -193,8 +198,8 @@ impl Kernel for LinearLoss {
             self.with_grads::<T>(args, &mut lse)?
         } else {
             with_linear::<T, _>(args, |linear| {
-                let chunk_bytes = self.chunk_bytes.min(kernels::DEFAULT_CHUNK_BYTES);
-                Ok(kernels::linear_cross_entropy(&mut lse, linear, targets, cfg, chunk_bytes)?)
+                let tile_bytes = self.tile_bytes();
+                Ok(kernels::linear_cross_entropy(&mut lse, linear, targets, cfg, tile_bytes)?)
             })?
         };
         let _ = self.kept.set(Kept { lse, sums });
@@ -219,7 +224,7 @@ impl Kernel for LinearLoss {
 fn scaled<T: Scalar>(mut wide: Vec<T::Acc>, arg: &Arg, scale: f64) -> Result<Option<Tensor>> {
     if T::DTYPE == T::Acc::DTYPE {
         if scale != 1.0 {
-            kernels::scale_in_place(&mut wide, scale);
+            accum::scale(&mut wide, scale);
         }
         return tensor(wide, arg.shape());
     }
